@@ -1,0 +1,1 @@
+"""OTLP in, ClickHouse out: the one process that owns the store and its schema."""

@@ -1,0 +1,49 @@
+"""The `tracegrad` command. Each subcommand is one module that imports its room only when it runs."""
+
+import asyncio
+import logging
+import signal
+import sys
+
+import typer
+
+from tracegrad.cli import (
+    collector,
+    demo,
+    doctor,
+    reward,
+    rollout,
+    sidecar,
+    sql,
+    train,
+    transitions,
+    up,
+)
+from tracegrad.errors import TracegradError
+
+app = typer.Typer(
+    name="tracegrad",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Trains the AI agents you already run, from their OpenTelemetry traces.",
+    epilog="Start with: tracegrad demo",
+)
+for module in (up, sidecar, collector, rollout, reward, train, transitions, sql, doctor, demo):
+    name = module.__name__.rpartition(".")[2]
+    app.command(name, epilog=module.EXAMPLE, no_args_is_help=False, **getattr(module, "COMMAND_OPTIONS", {}))(module.command)
+
+
+def main() -> None:
+    """Run the command line: status 0 on success, 2 on bad usage, 1 with one line on stderr on failure."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
+    )
+    try:
+        app()
+    except TracegradError as error:
+        typer.echo(f"tracegrad: {error}", err=True)
+        sys.exit(1)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        typer.echo("tracegrad: interrupted", err=True)
+        sys.exit(128 + signal.SIGINT)

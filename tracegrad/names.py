@@ -1,0 +1,57 @@
+"""Names on the wire. Span and log attributes that the rooms agree on; each is declared here once.
+
+OpenTelemetry's GenAI names are used where one exists; `tracegrad.*` names what has no convention.
+"""
+
+# Identity of a rollout (one run of an agent on a task) and of its tries.
+ROLLOUT_ID = "tracegrad.rollout.id"
+ROLLOUT_ATTEMPT = "tracegrad.rollout.attempt"
+TASK_ID = "tracegrad.task.id"
+
+# The launcher's root span.
+ROOT_SPAN_NAME = "rollout"
+ROLLOUT_STATUS = "tracegrad.rollout.status"  # succeeded | failed | timeout
+ROLLOUT_SPLIT = "tracegrad.rollout.split"  # train | eval: the trainer never learns from eval
+ROLLOUT_STDOUT = "tracegrad.rollout.stdout"  # the last bytes, as text
+ROLLOUT_STDERR = "tracegrad.rollout.stderr"
+EXIT_CODE = "process.exit.code"
+
+# The sidecar's span of a model call.
+POLICY_NAME = "tracegrad.policy.name"
+POLICY_VERSION = "tracegrad.policy.version"
+CHOICE_INDEX = "tracegrad.choice.index"
+PROMPT_TOKEN_IDS = "tracegrad.prompt.token_ids"
+RESPONSE_TOKEN_IDS = "tracegrad.response.token_ids"
+RESPONSE_LOGPROBS = "tracegrad.response.logprobs"
+SAMPLING = "tracegrad.sampling"
+TRAINABLE = "tracegrad.trainable"
+UNTRAINABLE_REASON = "tracegrad.untrainable.reason"
+RETRY_COUNT = "tracegrad.retry.count"
+
+OPERATION_NAME = "gen_ai.operation.name"
+PROVIDER_NAME = "gen_ai.provider.name"
+REQUEST_MODEL = "gen_ai.request.model"
+RESPONSE_ID = "gen_ai.response.id"
+RESPONSE_MODEL = "gen_ai.response.model"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+INPUT_MESSAGES = "gen_ai.input.messages"
+OUTPUT_MESSAGES = "gen_ai.output.messages"
+TOOL_DEFINITIONS = "gen_ai.tool.definitions"
+CONVERSATION_ID = "gen_ai.conversation.id"
+ERROR_TYPE = "error.type"
+
+# A reward: a log record with this event name, on the span it judges.
+EVALUATION_EVENT = "gen_ai.evaluation.result"
+EVALUATION_NAME = "gen_ai.evaluation.name"
+EVALUATION_SCORE = "gen_ai.evaluation.score.value"
+EVALUATION_LABEL = "gen_ai.evaluation.score.label"
+EVALUATION_EXPLANATION = "gen_ai.evaluation.explanation"
+
+# HTTP headers.
+HEADER_ROLLOUT_ID = "x-rollout-id"
+HEADER_POLICY = "x-tracegrad-policy"
+HEADER_SPAN_ID = "x-tracegrad-span-id"
+BAGGAGE_ROLLOUT_ID = "rollout.id"
+BAGGAGE_TASK_ID = "task.id"

@@ -1,0 +1,265 @@
+"""OTLP for our own processes: build spans and log records, send them until the collector has acknowledged them.
+
+Invariants of `OtlpSender`: the queue is bounded in bytes; nothing leaves it before a 200 from the collector, except
+what the collector refuses as malformed; whatever is dropped is counted in `counters` and logged once per burst.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import aiohttp
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+import tracegrad
+
+log = logging.getLogger(__name__)
+
+Value = str | bool | int | float | Sequence[str] | None
+"""What an attribute may hold; None leaves the attribute out."""
+
+RETRYABLE = {429, 502, 503, 504}
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 5.0
+
+
+@dataclass(frozen=True)
+class SpanContext:
+    """Where a span stands: 16 and 8 raw bytes, as in the W3C traceparent."""
+
+    trace_id: bytes
+    span_id: bytes
+
+    @staticmethod
+    def new(trace_id: bytes | None = None) -> "SpanContext":
+        """A fresh span id, in the given trace or a fresh one."""
+        return SpanContext(trace_id or secrets.token_bytes(16), secrets.token_bytes(8))
+
+    @property
+    def traceparent(self) -> str:
+        """The W3C header value, sampled."""
+        return f"00-{self.trace_id.hex()}-{self.span_id.hex()}-01"
+
+
+def parse_traceparent(value: str | None) -> SpanContext | None:
+    """The caller's context from a `traceparent` header; None when absent or not valid."""
+    parts = (value or "").strip().split("-")
+    if len(parts) < 4 or (len(parts[0]), len(parts[1]), len(parts[2])) != (2, 32, 16) or parts[0] == "ff":
+        return None
+    try:
+        trace_id, span_id = bytes.fromhex(parts[1]), bytes.fromhex(parts[2])
+    except ValueError:
+        return None
+    return SpanContext(trace_id, span_id) if any(trace_id) and any(span_id) else None
+
+
+def attributes(values: Mapping[str, Value]) -> list[KeyValue]:
+    """Key-value pairs in OTLP's form; None is left out."""
+    return [KeyValue(key=key, value=_any_value(value)) for key, value in values.items() if value is not None]
+
+
+def _any_value(value: Value) -> AnyValue:
+    match value:
+        case bool():
+            return AnyValue(bool_value=value)
+        case str():
+            return AnyValue(string_value=value)
+        case int():
+            return AnyValue(int_value=value)
+        case float():
+            return AnyValue(double_value=value)
+        case None:
+            return AnyValue()
+    return AnyValue(array_value=ArrayValue(values=[AnyValue(string_value=item) for item in value]))
+
+
+def span(
+    name: str,
+    context: SpanContext,
+    *,
+    parent_span_id: bytes = b"",
+    kind: Span.SpanKind.ValueType = Span.SPAN_KIND_INTERNAL,
+    start_ns: int,
+    end_ns: int,
+    values: Mapping[str, Value],
+    error: str | None = None,
+) -> Span:
+    """One finished span; with `error`, its status is ERROR and `error` the message."""
+    status = Status(code=Status.STATUS_CODE_ERROR, message=error) if error is not None else Status()
+    return Span(
+        trace_id=context.trace_id,
+        span_id=context.span_id,
+        parent_span_id=parent_span_id,
+        name=name,
+        kind=kind,
+        start_time_unix_nano=start_ns,
+        end_time_unix_nano=end_ns,
+        attributes=attributes(values),
+        status=status,
+        flags=1,
+    )
+
+
+def event(name: str, context: SpanContext, values: Mapping[str, Value]) -> LogRecord:
+    """One OpenTelemetry event (a log record with an event name) on the span of `context`, now."""
+    now = time.time_ns()
+    return LogRecord(
+        time_unix_nano=now,
+        observed_time_unix_nano=now,
+        event_name=name,
+        trace_id=context.trace_id,
+        span_id=context.span_id,
+        attributes=attributes(values),
+    )
+
+
+@dataclass
+class Counters:
+    """What became of the records of one sender. `dropped_*` are losses."""
+
+    queued: int = 0
+    sent: int = 0
+    retries: int = 0
+    dropped_queue_full: int = 0
+    dropped_refused: int = 0
+
+
+class OtlpSender:
+    """Sends spans and log records to one collector over OTLP/HTTP, in order, in batches.
+
+    `async with OtlpSender(endpoint, service) as sender`: leaving the block waits until all is acknowledged, for at
+    most `close_timeout_s`, then counts what is left as dropped.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        service: str,
+        *,
+        delay_s: float = 0.1,
+        max_queue_bytes: int = 256 << 20,
+        max_batch_bytes: int = 4 << 20,
+        close_timeout_s: float = 10.0,
+    ) -> None:
+        self.counters = Counters()
+        self.queue_bytes = 0
+        self._endpoint = endpoint.rstrip("/")
+        self._resource = Resource(attributes=attributes({"service.name": service}))
+        self._scope = InstrumentationScope(name=service, version=tracegrad.__version__)
+        self._delay_s = delay_s
+        self._max_queue_bytes = max_queue_bytes
+        self._max_batch_bytes = max_batch_bytes
+        self._close_timeout_s = close_timeout_s
+        self._queue: deque[tuple[Span | LogRecord, int]] = deque()
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task: asyncio.Task[None] | None = None
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "OtlpSender":
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60))
+        self._task = asyncio.create_task(self._run(), name="otlp-sender")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.flush(self._close_timeout_s)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+        if self._queue:
+            self.counters.dropped_queue_full += len(self._queue)
+            log.error("otlp records lost at shutdown count=%d endpoint=%s", len(self._queue), self._endpoint)
+
+    def put(self, record: Span | LogRecord) -> bool:
+        """Queue one record, never blocking. False, and counted as a loss, when the queue is full."""
+        size = record.ByteSize()
+        if self.queue_bytes + size > self._max_queue_bytes:
+            self.counters.dropped_queue_full += 1
+            if self.counters.dropped_queue_full.bit_count() == 1:
+                log.error("otlp queue full, records dropped total=%d", self.counters.dropped_queue_full)
+            return False
+        self._queue.append((record, size))
+        self.queue_bytes += size
+        self.counters.queued += 1
+        self._idle.clear()
+        self._wake.set()
+        return True
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Wait until everything queued so far is acknowledged. False when `timeout_s` passed first."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(self._delay_s)
+            while self._queue:
+                records = self._next_batch()
+                await self._deliver(records)
+                for _ in records:
+                    self.queue_bytes -= self._queue.popleft()[1]
+            self._wake.clear()
+            self._idle.set()
+
+    def _next_batch(self) -> list[Span | LogRecord]:
+        """The head of the queue: records of one kind, up to the batch size. They stay queued until acknowledged."""
+        kind, total, records = type(self._queue[0][0]), 0, []
+        for record, size in self._queue:
+            if type(record) is not kind or (records and total + size > self._max_batch_bytes):
+                break
+            records.append(record)
+            total += size
+        return records
+
+    async def _deliver(self, records: list[Span | LogRecord]) -> None:
+        path, body = self._encode(records)
+        wait_s = FIRST_RETRY_S
+        while True:
+            status, text = await self._post(path, body)
+            if status == 200:
+                self.counters.sent += len(records)
+                return
+            if status is not None and status not in RETRYABLE:
+                self.counters.dropped_refused += len(records)
+                log.error("collector refused otlp records count=%d status=%d body=%.200s", len(records), status, text)
+                return
+            if self.counters.retries == 0 or wait_s >= LONGEST_RETRY_S:
+                log.warning("collector at %s does not take records yet, retrying: %s", self._endpoint, text or status)
+            self.counters.retries += 1
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, LONGEST_RETRY_S)
+
+    async def _post(self, path: str, body: bytes) -> tuple[int | None, str]:
+        assert self._session is not None, "use the sender with `async with`"  # noqa: S101
+        headers = {"content-type": "application/x-protobuf"}
+        try:
+            async with self._session.post(self._endpoint + path, data=body, headers=headers) as response:
+                return response.status, (await response.text(errors="replace") if response.status != 200 else "")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return None, f"{type(error).__name__}: {error}"
+
+    def _encode(self, records: list[Span | LogRecord]) -> tuple[str, bytes]:
+        if isinstance(records[0], Span):
+            traces = ExportTraceServiceRequest()
+            resource_spans = traces.resource_spans.add(resource=self._resource)
+            resource_spans.scope_spans.add(scope=self._scope).spans.extend(records)
+            return "/v1/traces", traces.SerializeToString()
+        logs = ExportLogsServiceRequest()
+        resource_logs = logs.resource_logs.add(resource=self._resource)
+        resource_logs.scope_logs.add(scope=self._scope).log_records.extend(records)
+        return "/v1/logs", logs.SerializeToString()

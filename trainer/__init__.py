@@ -1,0 +1,1 @@
+"""Span trees to transitions, credit, advantages, a verl update, and new weights for the live engine."""
