@@ -1,0 +1,8 @@
+"""`tracegrad demo`."""
+
+EXAMPLE = "Example: tracegrad demo"
+
+
+def command() -> None:
+    """Not there yet."""
+    raise NotImplementedError

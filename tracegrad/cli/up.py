@@ -1,0 +1,8 @@
+"""`tracegrad up`."""
+
+EXAMPLE = "Example: tracegrad up"
+
+
+def command() -> None:
+    """Not there yet."""
+    raise NotImplementedError

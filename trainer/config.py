@@ -1,0 +1,95 @@
+"""`train.toml`: what one training job learns from, how it assigns credit, what it optimises, where it publishes."""
+
+import tomllib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tracegrad.errors import SettingsError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataConfig(_Section):
+    """`[data]`: which finished, rewarded rollouts become one batch.
+
+    `min_rollouts`: an update waits for at least so many; `max_rollouts`: it takes at most so many, oldest first.
+    `max_staleness`: in policy versions, between the one that sampled a call and the newest.
+    """
+
+    policy: str = "policy"
+    since: str = "last"
+    min_rollouts: int = Field(1, ge=1)
+    max_rollouts: int | None = Field(None, ge=1)
+    min_group: int = Field(2, ge=1)
+    max_staleness: int = Field(4, ge=0)
+
+
+class CreditConfig(_Section):
+    """`[credit]`: how the rewards of a rollout are shared by its calls (Level 1)."""
+
+    scheme: Literal["identical"] = "identical"
+
+
+class AlgorithmConfig(_Section):
+    """`[algorithm]`: advantages, loss and its aggregation (Levels 2 and 3). `loss` is one of verl's policy losses."""
+
+    name: Literal["grpo"] = "grpo"
+    loss: str = "vanilla"
+    aggregation: str = "rollout-mean"
+    clip_low: float = Field(0.2, ge=0)
+    clip_high: float = Field(0.28, ge=0)
+    epochs: int = Field(1, ge=1)
+
+
+class EngineConfig(_Section):
+    """`[engine]`: the model that verl trains. `checkpoints` holds what a killed job resumes from."""
+
+    model: Path
+    dtype: Literal["float32"] = "float32"
+    lr: float = Field(1e-6, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    max_prompt_tokens: int = Field(4096, ge=1)
+    max_response_tokens: int = Field(2048, ge=1)
+    micro_batch_rows: int = Field(32, ge=1)
+    seed: int = 0
+    threads: int | None = Field(None, ge=1)
+    checkpoints: Path = Path(".tracegrad/checkpoints")
+    keep_checkpoints: int = Field(2, ge=1)
+
+
+class PublishConfig(_Section):
+    """`[publish]`: the sidecar whose engines get the new weights, and the directory they are handed over in."""
+
+    sidecar: str = "http://127.0.0.1:8089"
+    weights: Path = Path(".tracegrad/weights")
+    keep_versions: int = Field(3, ge=1)
+
+
+class TrainConfig(_Section):
+    """A whole `train.toml`. `job` names it in the store; one job continues from its own checkpoints."""
+
+    job: str = Field("train", pattern=r"^[A-Za-z0-9._-]+$")
+    data: DataConfig = DataConfig()
+    credit: CreditConfig = CreditConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    engine: EngineConfig
+    publish: PublishConfig = PublishConfig()
+
+
+def load(file: Path) -> TrainConfig:
+    """Read and check a `train.toml`. Raises SettingsError with one line that names the setting."""
+    if not file.exists():
+        raise SettingsError(f"no training configuration at {file}")
+    try:
+        return TrainConfig.model_validate(tomllib.loads(file.read_text()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file} is not TOML: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(f"bad setting {where} in {file}: {first['msg']}") from error
