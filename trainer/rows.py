@@ -1,8 +1,8 @@
-"""Rows: what the engine learns from. One row is one stretch of tokens that the policy sampled after one prompt.
+"""Rows: what the engine learns from. One row is one stretch of tokens that the policy sampled after a prompt.
 
-Invariant: the loss of a batch is `sum over rows of weight * (sum over response tokens of the token's loss)`. A row's
-weight already holds how losses are averaged, so the engine never divides by rows, tokens or micro-batches, and
-splitting a batch in any way changes nothing.
+Invariant: the loss of a batch is `sum over rows of weight * (sum over response tokens of the token's loss)`.
+A row's weight already holds how losses are averaged, so the engine never divides by rows, tokens or
+micro-batches, and splitting a batch in any way changes nothing.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One trained transition, p prompt tokens and r response tokens.
+    """One trained transition: p prompt tokens, then r response tokens.
 
-    `prompt_token_ids`: int64 (p,), as the engine was prompted. `response_token_ids`: int64 (r,), as it sampled.
+    `prompt_token_ids`: int64 (p,), as the engine was prompted.
+    `response_token_ids`: int64 (r,), as the engine sampled.
     `behaviour_logprobs`: float32 (r,), of the sampled tokens under the policy that sampled them.
     `advantage`: broadcast over the r response tokens.
-    `weight`: loss weight of each response token; with `rollout-mean` 1 / (rollouts in the batch * trainable tokens of
-    the row's rollout), learning.md Level 3 (report v1, equation 16).
+    `weight`: loss weight of each response token; with `rollout-mean` (report v1, equation 16) it is
+    1 / (rollouts in the batch * trainable tokens of the row's rollout).
     """
 
     prompt_token_ids: NDArray[np.int64]
