@@ -1,0 +1,93 @@
+"""The gate: which calls may be trained on. What is not proved exact is dropped with a reason, never silently.
+
+Reasons, in the order they are looked for: the sidecar's own untrainable reason; `no_tokens`; `no_logprobs`;
+`unknown_version` (sampled by weights that this job neither published nor started from); `stale`; `too_long`;
+`off_distribution` (the captured log-probs are not of the distribution that was sampled). Groups add
+`singleton_group` and `no_signal`, see `trainer.samples`.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainer.transitions import Call
+
+NEUTRAL: dict[str, Callable[[Any], bool]] = {
+    "temperature": lambda value: value == 1,
+    "top_p": lambda value: value == 1,
+    "top_k": lambda value: value in (0, -1),
+    "min_p": lambda value: value == 0,
+    "presence_penalty": lambda value: value == 0,
+    "frequency_penalty": lambda value: value == 0,
+    "repetition_penalty": lambda value: value == 1,
+    "logit_bias": lambda value: not value,
+    "min_tokens": lambda value: value == 0,
+    "bad_words": lambda value: not value,
+    "allowed_token_ids": lambda value: not value,
+    "structured_outputs": lambda value: not value,
+    "response_format": lambda value: not value or value in ("text", {"type": "text"}),
+}
+"""Sampling parameters that change the distribution, and whether a value leaves it as it is. null always does."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What one job accepts.
+
+    `lineage`: the versions of the policy, oldest first, from the one the job started from to the newest; None
+    leaves age out of account.
+    """
+
+    max_prompt_tokens: int
+    max_response_tokens: int
+    max_staleness: int
+    lineage: Sequence[int] | None
+
+    def staleness(self, version: int | None) -> int | None:
+        """How many versions were published after `version`; None when it is not of the lineage."""
+        if self.lineage is None or version is None or version not in self.lineage:
+            return None
+        return len(self.lineage) - 1 - self.lineage.index(version)
+
+    def drop_reason(self, call: Call) -> str:
+        """Why `call` may not be trained on; empty when it may."""
+        if not call.trainable:
+            return call.untrainable_reason or "untrainable"
+        if len(call.prompt_token_ids) == 0 or len(call.response_token_ids) == 0:
+            return "no_tokens"
+        if len(call.logprobs) != len(call.response_token_ids) or not np.all(np.isfinite(call.logprobs)):
+            return "no_logprobs"
+        if reason := self._version_reason(call.policy_version):
+            return reason
+        too_long = (
+            len(call.prompt_token_ids) > self.max_prompt_tokens
+            or len(call.response_token_ids) > self.max_response_tokens
+        )
+        if too_long:
+            return "too_long"
+        return "" if sampled_from_policy(call.sampling) else "off_distribution"
+
+    def _version_reason(self, version: int | None) -> str:
+        if self.lineage is None:
+            return ""
+        staleness = self.staleness(version)
+        if staleness is None:
+            return "unknown_version"
+        return "stale" if staleness > self.max_staleness else ""
+
+
+def sampled_from_policy(sampling: str) -> bool:
+    """Whether sampling parameters (JSON text) leave the policy's distribution as it is.
+
+    Parameters that were not recorded prove nothing, so they do not.
+    """
+    try:
+        parameters = json.loads(sampling)
+    except json.JSONDecodeError:
+        return False
+    if not isinstance(parameters, dict):
+        return False
+    return all(value is None or name not in NEUTRAL or NEUTRAL[name](value) for name, value in parameters.items())
