@@ -16,6 +16,7 @@ from tracegrad.errors import SettingsError
 
 DEFAULT_FILE = Path("tracegrad.toml")
 DATA = Path(".tracegrad")
+DEFAULT_POLICY = "policy"
 
 
 class _Section(BaseModel):
@@ -68,7 +69,7 @@ class ModelRoute(_Section):
 
 
 class Settings(_Section):
-    """Everything the processes need to find each other."""
+    """Everything the processes need to find each other. Without `[[model]]`, all models are the engine's policy."""
 
     clickhouse: str = "http://127.0.0.1:8123"
     otlp: str = "http://127.0.0.1:4318"
@@ -78,6 +79,12 @@ class Settings(_Section):
     sidecar: SidecarSettings = SidecarSettings()
     vllm: VllmSettings = VllmSettings()
     model: tuple[ModelRoute, ...] = ()
+
+    @property
+    def routes(self) -> tuple[ModelRoute, ...]:
+        """The configured routes, or one that takes every model to the engine of `[vllm]` as the policy `policy`."""
+        engine = f"http://{self.vllm.host}:{self.vllm.port}"
+        return self.model or (ModelRoute(name="*", upstream=engine, policy=DEFAULT_POLICY),)
 
     def with_values(self, section: str, **values: Any) -> "Settings":
         """A copy where `section` has `values`, as given on a command line; None leaves a value as it is."""
