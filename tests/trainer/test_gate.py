@@ -1,0 +1,77 @@
+"""The gate drops what is not exact, with the reason."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+
+from trainer.gate import Gate, sampled_from_policy
+from trainer.transitions import Call
+
+GATE = Gate(max_prompt_tokens=4, max_response_tokens=3, max_staleness=1, lineage=[0, 1, 5])
+
+
+@pytest.fixture
+def call(make_call: Callable[..., Call]) -> Callable[..., Call]:
+    return partial(make_call, "a", 1, policy_version=5)
+
+
+def test_an_exact_call_passes(call: Callable[..., Call]) -> None:
+    assert GATE.drop_reason(call()) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"trainable": False, "untrainable_reason": "mixed_versions"}, "mixed_versions"),
+        ({"trainable": False}, "untrainable"),
+        ({"response_token_ids": np.array([], np.int64), "logprobs": np.array([], np.float32)}, "no_tokens"),
+        ({"prompt_token_ids": np.array([], np.int64)}, "no_tokens"),
+        ({"logprobs": np.array([-0.5], np.float32)}, "no_logprobs"),
+        ({"logprobs": np.array([-0.5, np.nan], np.float32)}, "no_logprobs"),
+        ({"policy_version": None}, "unknown_version"),
+        ({"policy_version": 4}, "unknown_version"),
+        ({"policy_version": 6}, "unknown_version"),
+        ({"policy_version": 0}, "stale"),
+        ({"prompt_token_ids": np.arange(5)}, "too_long"),
+        ({"response_token_ids": np.arange(4), "logprobs": np.zeros(4, np.float32)}, "too_long"),
+        ({"sampling": '{"temperature":0.7}'}, "off_distribution"),
+    ],
+)
+def test_a_dropped_call_has_a_reason(call: Callable[..., Call], changes: dict[str, object], reason: str) -> None:
+    assert GATE.drop_reason(call(**changes)) == reason
+
+
+def test_staleness_counts_versions_not_their_numbers(call: Callable[..., Call]) -> None:
+    assert [GATE.staleness(version) for version in (5, 1, 0, 3, None)] == [0, 1, 2, None, None]
+    assert GATE.drop_reason(call(policy_version=1)) == ""
+
+
+def test_without_a_lineage_age_does_not_count(call: Callable[..., Call]) -> None:
+    gate = Gate(max_prompt_tokens=4, max_response_tokens=3, max_staleness=0, lineage=None)
+    assert gate.drop_reason(call(policy_version=None)) == ""
+
+
+@pytest.mark.parametrize(
+    ("parameters", "neutral"),
+    [
+        ({}, True),
+        ({"temperature": 1, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "seed": 3, "stop": ["x"]}, True),
+        ({"temperature": None, "top_k": 0, "logit_bias": {}, "response_format": {"type": "text"}}, True),
+        ({"temperature": 0}, False),
+        ({"top_p": 0.9}, False),
+        ({"top_k": 50}, False),
+        ({"min_p": 0.05}, False),
+        ({"repetition_penalty": 1.1}, False),
+        ({"response_format": {"type": "json_object"}}, False),
+    ],
+)
+def test_only_neutral_sampling_is_the_policys_distribution(parameters: dict[str, object], neutral: bool) -> None:
+    assert sampled_from_policy(json.dumps(parameters)) is neutral
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "[]"])
+def test_sampling_that_was_not_recorded_proves_nothing(text: str) -> None:
+    assert not sampled_from_policy(text)

@@ -1,0 +1,106 @@
+"""Samples: statistics before drops, reasons of groups, weights that count rollouts."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer.gate import Gate
+from trainer.samples import Rollout, Sample, rows_of, samples_of
+from trainer.transitions import Call
+
+GATE = Gate(max_prompt_tokens=100, max_response_tokens=100, max_staleness=1, lineage=[0, 1, 2])
+
+MakeRollout = Callable[..., Rollout]
+
+
+@pytest.fixture
+def rollout(make_call: Callable[..., Call]) -> MakeRollout:
+    def make(name: str, reward: float, n_calls: int = 1, task: str = "t", **changes: Any) -> Rollout:
+        values = {"policy_version": 2, **changes}
+        calls = [
+            make_call(f"{name}.{index}", index, rollout_id=name, task_id=task, **values) for index in range(n_calls)
+        ]
+        return Rollout(
+            rollout_id=name,
+            attempt=0,
+            task_id=task,
+            trace_id="ab" * 16,
+            root_span_id=f"{name}.root",
+            status="succeeded",
+            split="train",
+            reward=reward,
+            step_id="",
+            calls=calls,
+            rewards={f"{name}.root": reward},
+        )
+
+    return make
+
+
+def samples(rollouts: Sequence[Rollout], min_group: int = 2) -> list[Sample]:
+    return samples_of(rollouts, "policy", scheme="identical", estimator="grpo", min_group=min_group, gate=GATE)
+
+
+def test_worked_example_2_weights_per_call_token(rollout: MakeRollout) -> None:
+    found = samples([rollout("a", 1, n_calls=3), rollout("b", 1), rollout("c", 0)])
+    assert [sample.advantage for sample in found] == pytest.approx([0.5773] * 4 + [-1.1547], abs=1e-4)
+    rows = rows_of(found)
+    tokens = len(rows[0].response_token_ids)
+    assert [row.weight for row in rows] == pytest.approx([1 / (3 * 3 * tokens)] * 3 + [1 / (3 * tokens)] * 2)
+
+
+def test_three_rollouts_in_six_rows_have_mass_one(rollout: MakeRollout) -> None:
+    rows = rows_of(samples([rollout("a", 1, n_calls=3), rollout("b", 1, n_calls=2), rollout("c", 0)]))
+    assert len(rows) == 6
+    assert sum(row.weight * len(row.response_token_ids) for row in rows) == pytest.approx(1.0)
+
+
+def test_advantages_come_before_drops(rollout: MakeRollout) -> None:
+    found = samples([rollout("a", 1), rollout("b", 1, policy_version=0), rollout("c", 0)])
+    assert [sample.advantage for sample in found] == pytest.approx([0.5773, 0.5773, -1.1547], abs=1e-4)
+    assert [sample.drop_reason for sample in found] == ["", "stale", ""]
+    assert [row.weight for row in rows_of(found)] == pytest.approx([1 / 6, 1 / 6])
+
+
+def test_a_partly_dropped_rollout_still_weighs_as_one(rollout: MakeRollout, make_call: Callable[..., Call]) -> None:
+    long = make_call("a.9", 9, rollout_id="a", policy_version=2, prompt_token_ids=np.zeros(101, np.int64))
+    first = rollout("a", 1, n_calls=2)
+    mixed = Rollout(**{**vars(first), "calls": [*first.calls, long]})
+    found = samples([mixed, rollout("b", 0)])
+    assert [sample.drop_reason for sample in found] == ["", "", "too_long", ""]
+    assert [row.weight for row in rows_of(found)] == pytest.approx([1 / 8, 1 / 8, 1 / 4])
+
+
+def test_a_group_of_one_is_dropped_and_a_flat_group_counts_without_training(rollout: MakeRollout) -> None:
+    found = samples(
+        [
+            rollout("a", 1, task="one"),
+            rollout("b", 1, task="flat"),
+            rollout("c", 1, task="flat"),
+            rollout("d", 0, task="good"),
+            rollout("e", 1, task="good"),
+        ]
+    )
+    reasons = {sample.rollout[0]: sample.drop_reason for sample in found}
+    assert reasons == {"a": "singleton_group", "b": "no_signal", "c": "no_signal", "d": "", "e": ""}
+    assert [sample.advantage for sample in found[:3]] == [0, 0, 0]
+    assert [row.weight for row in rows_of(found)] == pytest.approx([1 / 8, 1 / 8])
+
+
+def test_rollouts_without_a_task_are_not_a_group(rollout: MakeRollout) -> None:
+    found = samples([rollout("a", 1, task=""), rollout("b", 0, task="")])
+    assert {sample.drop_reason for sample in found} == {"singleton_group"}
+
+
+def test_a_larger_minimum_drops_pairs(rollout: MakeRollout) -> None:
+    found = samples([rollout("a", 1), rollout("b", 0)], min_group=3)
+    assert {sample.drop_reason for sample in found} == {"singleton_group"}
+    assert rows_of(found) == []
+
+
+def test_only_the_policys_calls_are_samples(rollout: MakeRollout) -> None:
+    found = samples([rollout("a", 1), rollout("b", 0), rollout("c", 0, policy="other")])
+    assert [sample.rollout[0] for sample in found] == ["a", "b"]
+    assert [sample.advantage for sample in found] == pytest.approx([0.7071, -0.7071], abs=1e-4)
