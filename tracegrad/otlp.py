@@ -218,7 +218,8 @@ class OtlpSender:
 
     def _next_batch(self) -> list[Span | LogRecord]:
         """The head of the queue: records of one kind, up to the batch size. They stay queued until acknowledged."""
-        kind, total, records = type(self._queue[0][0]), 0, []
+        kind, total = type(self._queue[0][0]), 0
+        records: list[Span | LogRecord] = []
         for record, size in self._queue:
             if type(record) is not kind or (records and total + size > self._max_batch_bytes):
                 break

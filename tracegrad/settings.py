@@ -28,16 +28,16 @@ class CollectorSettings(_Section):
 
     host: str = "127.0.0.1"
     data: Path = DATA / "store"
-    otlp_http_port: int = Field(4318, ge=0, le=65535)
-    clickhouse_port: int = Field(8123, ge=0, le=65535)
+    otlp_http_port: int = Field(default=4318, ge=0, le=65535)
+    clickhouse_port: int = Field(default=8123, ge=0, le=65535)
 
 
 class SidecarSettings(_Section):
     """`[sidecar]`: the proxy. Published weights are accepted only from under `weights`."""
 
     host: str = "127.0.0.1"
-    port: int = Field(8088, ge=0, le=65535)
-    admin_port: int = Field(8089, ge=0, le=65535)
+    port: int = Field(default=8088, ge=0, le=65535)
+    admin_port: int = Field(default=8089, ge=0, le=65535)
     data: Path = DATA / "sidecar"
     weights: Path = DATA / "weights"
 
@@ -46,7 +46,7 @@ class VllmSettings(_Section):
     """`[vllm]`: the engine that `tracegrad up --model` starts. `args` go to vLLM as they are."""
 
     host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
+    port: int = Field(default=8000, ge=0, le=65535)
     args: tuple[str, ...] = ()
 
 

@@ -22,10 +22,10 @@ class DataConfig(_Section):
 
     policy: str = "policy"
     since: str = "last"
-    min_rollouts: int = Field(1, ge=1)
-    max_rollouts: int | None = Field(None, ge=1)
-    min_group: int = Field(2, ge=1)
-    max_staleness: int = Field(4, ge=0)
+    min_rollouts: int = Field(default=1, ge=1)
+    max_rollouts: int | None = Field(default=None, ge=1)
+    min_group: int = Field(default=2, ge=1)
+    max_staleness: int = Field(default=4, ge=0)
 
 
 class CreditConfig(_Section):
@@ -40,9 +40,9 @@ class AlgorithmConfig(_Section):
     name: Literal["grpo"] = "grpo"
     loss: str = "vanilla"
     aggregation: str = "rollout-mean"
-    clip_low: float = Field(0.2, ge=0)
-    clip_high: float = Field(0.28, ge=0)
-    epochs: int = Field(1, ge=1)
+    clip_low: float = Field(default=0.2, ge=0)
+    clip_high: float = Field(default=0.28, ge=0)
+    epochs: int = Field(default=1, ge=1)
 
 
 class EngineConfig(_Section):
@@ -50,16 +50,16 @@ class EngineConfig(_Section):
 
     model: Path
     dtype: Literal["float32"] = "float32"
-    lr: float = Field(1e-6, gt=0)
-    weight_decay: float = Field(0.01, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
-    max_prompt_tokens: int = Field(4096, ge=1)
-    max_response_tokens: int = Field(2048, ge=1)
-    micro_batch_rows: int = Field(32, ge=1)
+    lr: float = Field(default=1e-6, gt=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    max_prompt_tokens: int = Field(default=4096, ge=1)
+    max_response_tokens: int = Field(default=2048, ge=1)
+    micro_batch_rows: int = Field(default=32, ge=1)
     seed: int = 0
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(default=None, ge=1)
     checkpoints: Path = Path(".tracegrad/checkpoints")
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1)
 
 
 class PublishConfig(_Section):
@@ -67,13 +67,13 @@ class PublishConfig(_Section):
 
     sidecar: str = "http://127.0.0.1:8089"
     weights: Path = Path(".tracegrad/weights")
-    keep_versions: int = Field(3, ge=1)
+    keep_versions: int = Field(default=3, ge=1)
 
 
 class TrainConfig(_Section):
     """A whole `train.toml`. `job` names it in the store; one job continues from its own checkpoints."""
 
-    job: str = Field("train", pattern=r"^[A-Za-z0-9._-]+$")
+    job: str = Field(default="train", pattern=r"^[A-Za-z0-9._-]+$")
     data: DataConfig = DataConfig()
     credit: CreditConfig = CreditConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

@@ -1,0 +1,5 @@
+"""`python -m tracegrad` is `tracegrad`."""
+
+from tracegrad.cli import main
+
+main()
