@@ -1,0 +1,37 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+SEED ?= 0
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALLED := $(VENV)/.installed
+
+.PHONY: install demo test lint format clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): constraints/torch.txt constraints/cpu.txt pyproject.toml otel-config/agent/pyproject.toml
+	@echo "== installing pinned versions into $(VENV): about 4 GB, a few minutes =="
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -r constraints/torch.txt
+	$(PIP) install --no-deps -r constraints/cpu.txt
+	$(PIP) install --no-deps --no-build-isolation -e otel-config/agent -e .
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/tracegrad demo --seed $(SEED)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .tracegrad demo-report
