@@ -1,0 +1,156 @@
+"""Is the set-up right, and is what arrives fit to train on? Each finding says what to do.
+
+The checks only look: they start nothing and change nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import aiohttp
+from clickhouse_connect.driver.client import Client
+
+from tracegrad import clickhouse
+from tracegrad.errors import UnreachableError
+from tracegrad.settings import Settings
+
+Verdict = Literal["ok", "warn", "fail"]
+
+CALLS = """
+SELECT count() AS calls, countIf(trainable) AS exact, countIf(parent_span_id != '') AS with_parent
+FROM llm_calls WHERE started_at > now() - INTERVAL 1 DAY
+"""
+REASONS = """
+SELECT untrainable_reason AS reason, count() AS calls FROM llm_calls
+WHERE NOT trainable AND started_at > now() - INTERVAL 1 DAY GROUP BY reason ORDER BY calls DESC
+"""
+ROLLOUTS = """
+SELECT countIf(status = 'running' AND started_at < now() - INTERVAL 1 HOUR) AS stuck,
+       countIf(status != 'running' AND reward IS NULL AND split != 'eval') AS unrewarded
+FROM rollouts
+"""
+NEWEST_VERSION = "SELECT max(version) FROM policies WHERE name = {name:String}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report; `advice` is empty when nothing is to be done."""
+
+    check: str
+    verdict: Verdict
+    what: str
+    advice: str = ""
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    """All checks, in the order in which a call travels."""
+    findings = [await _answers("collector (OTLP)", settings.otlp + "/healthz", "tracegrad collector")]
+    findings.append(await _answers("sidecar", settings.sidecar_admin_url + "/healthz", "tracegrad sidecar"))
+    policies = await _policies(settings.sidecar_admin_url)
+    findings += _engines(policies)
+    try:
+        client = clickhouse.connect(settings.clickhouse)
+    except UnreachableError as error:
+        return [*findings, Finding("store (SQL)", "fail", str(error), "start the collector")]
+    findings.append(Finding("store (SQL)", "ok", f"answers at {settings.clickhouse}"))
+    findings += _calls(client)
+    findings += _rollouts(client)
+    findings += _staleness(client, policies)
+    client.close()
+    return findings
+
+
+async def _answers(check: str, url: str, command: str) -> Finding:
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
+            session.get(url) as response,
+        ):
+            if response.status == 200:
+                return Finding(check, "ok", f"answers at {url}")
+            return Finding(check, "fail", f"{url} answers {response.status}", f"read the log of `{command}`")
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return Finding(check, "fail", f"{url}: {error or type(error).__name__}", f"start it: `{command}`")
+
+
+async def _policies(admin_url: str) -> list[dict[str, Any]]:
+    """The sidecar's view of its policies; empty when it does not answer, which another check reports."""
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
+            session.get(admin_url + "/policies") as response,
+        ):
+            body: dict[str, list[dict[str, Any]]] = await response.json()
+            return body["policies"]
+    except (aiohttp.ClientError, TimeoutError):
+        return []
+
+
+def _engines(policies: list[dict[str, Any]]) -> Iterator[Finding]:
+    for policy in policies:
+        for replica in policy["replicas"]:
+            check = f"engine {replica['url']}"
+            if not replica["healthy"]:
+                yield Finding(check, "fail", "does not answer", "start vLLM there, or correct `upstream` in [[model]]")
+            elif replica["version"] is None:
+                yield Finding(
+                    check,
+                    "fail",
+                    "does not tell its weight version",
+                    "start vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config (see `tracegrad up --help`)",
+                )
+            else:
+                yield Finding(check, "ok", f"serves {policy['name']}@{replica['version']}")
+
+
+def _calls(client: Client) -> Iterator[Finding]:
+    calls, exact, with_parent = client.query(CALLS).first_row
+    if not calls:
+        yield Finding(
+            "model calls",
+            "warn",
+            "none in the last day",
+            "point the agent at the sidecar: OPENAI_BASE_URL=http://127.0.0.1:8088/v1",
+        )
+        return
+    yield Finding("model calls", "ok", f"{calls} in the last day")
+    if with_parent < calls:
+        yield Finding(
+            "traceparent",
+            "warn",
+            f"{calls - with_parent} of {calls} calls came without one, so they train as flat rollouts",
+            "run the agent under `opentelemetry-instrument` with tracegrad-otel installed in its environment",
+        )
+    if exact == calls:
+        yield Finding("exactness", "ok", "every call has exact token ids and log-probs")
+    for reason, count in client.query(REASONS).result_rows:
+        yield Finding(
+            "exactness",
+            "warn",
+            f"{count} of {calls} calls will not train: {reason}",
+            "see the policy's [[model]] entry" if reason == "passthrough" else "query llm_calls by untrainable_reason",
+        )
+
+
+def _rollouts(client: Client) -> Iterator[Finding]:
+    stuck, unrewarded = client.query(ROLLOUTS).first_row
+    if stuck:
+        yield Finding(
+            "rollouts", "warn", f"{stuck} have no end after an hour", "their launcher was killed: run them again"
+        )
+    if unrewarded:
+        yield Finding("rewards", "warn", f"{unrewarded} finished rollouts have none", "score them: `tracegrad reward`")
+
+
+def _staleness(client: Client, policies: list[dict[str, Any]]) -> Iterator[Finding]:
+    for policy in policies:
+        newest = client.query(NEWEST_VERSION, parameters={"name": policy["name"]}).first_row[0]
+        for replica in policy["replicas"]:
+            served = replica["version"]
+            if served is not None and served < newest:
+                yield Finding(
+                    f"engine {replica['url']}",
+                    "warn",
+                    f"serves {policy['name']}@{served}, but version {newest} was published",
+                    "the engine was restarted: `tracegrad train` publishes the newest weights when it starts",
+                )
