@@ -29,5 +29,5 @@ def connect(url: str) -> Client:
     except (ClickHouseError, OSError) as error:
         address = f"{parts.scheme}://{parts.hostname}:{parts.port or 8123}"
         raise UnreachableError(
-            f"no store at {address}: start one with `tracegrad up` or `tracegrad collector`, or set TRACEGRAD_CLICKHOUSE"
+            f"no store at {address}: start one with `tracegrad collector`, or set TRACEGRAD_CLICKHOUSE"
         ) from error

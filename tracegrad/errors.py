@@ -17,7 +17,9 @@ class PortInUseError(TracegradError):
     """Another process listens where this one should."""
 
     def __init__(self, what: str, host: str, port: int) -> None:
-        super().__init__(f"port {port} on {host} is in use, so {what} cannot start: stop what holds it or choose another port")
+        super().__init__(
+            f"port {port} on {host} is in use, so {what} cannot start: stop what holds it or choose another port"
+        )
 
 
 class InputError(TracegradError):

@@ -31,7 +31,9 @@ app = typer.Typer(
 )
 for module in (up, sidecar, collector, rollout, reward, train, transitions, sql, doctor, demo):
     name = module.__name__.rpartition(".")[2]
-    app.command(name, epilog=module.EXAMPLE, no_args_is_help=False, **getattr(module, "COMMAND_OPTIONS", {}))(module.command)
+    app.command(name, epilog=module.EXAMPLE, no_args_is_help=False, **getattr(module, "COMMAND_OPTIONS", {}))(
+        module.command
+    )
 
 
 def main() -> None:

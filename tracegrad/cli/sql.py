@@ -41,5 +41,7 @@ def command(
     except urllib.error.HTTPError as error:
         raise TracegradError(f"ClickHouse: {error.read().decode(errors='replace').strip()}") from error
     except (urllib.error.URLError, OSError) as error:
-        raise UnreachableError(f"no store at {url} ({error}): start one with `tracegrad up` or `tracegrad collector`") from error
+        raise UnreachableError(
+            f"no store at {url} ({error}): start one with `tracegrad up` or `tracegrad collector`"
+        ) from error
     sys.stdout.flush()
