@@ -5,6 +5,7 @@ The checks only look: they start nothing and change nothing.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, Literal
 
 import aiohttp
@@ -15,21 +16,6 @@ from tracegrad.errors import UnreachableError
 from tracegrad.settings import Settings
 
 Verdict = Literal["ok", "warn", "fail"]
-
-CALLS = """
-SELECT count() AS calls, countIf(trainable) AS exact, countIf(parent_span_id != '') AS with_parent
-FROM llm_calls WHERE started_at > now() - INTERVAL 1 DAY
-"""
-REASONS = """
-SELECT untrainable_reason AS reason, count() AS calls FROM llm_calls
-WHERE NOT trainable AND started_at > now() - INTERVAL 1 DAY GROUP BY reason ORDER BY calls DESC
-"""
-ROLLOUTS = """
-SELECT countIf(status = 'running' AND started_at < now() - INTERVAL 1 HOUR) AS stuck,
-       countIf(status != 'running' AND reward IS NULL AND split != 'eval') AS unrewarded
-FROM rollouts
-"""
-NEWEST_VERSION = "SELECT max(version) FROM policies WHERE name = {name:String}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +90,7 @@ def _engines(policies: list[dict[str, Any]]) -> Iterator[Finding]:
 
 
 def _calls(client: Client) -> Iterator[Finding]:
-    calls, exact, with_parent = client.query(CALLS).first_row
+    calls, exact, with_parent = client.query(_sql("calls")).first_row
     if not calls:
         yield Finding(
             "model calls",
@@ -123,7 +109,7 @@ def _calls(client: Client) -> Iterator[Finding]:
         )
     if exact == calls:
         yield Finding("exactness", "ok", "every call has exact token ids and log-probs")
-    for reason, count in client.query(REASONS).result_rows:
+    for reason, count in client.query(_sql("reasons")).result_rows:
         yield Finding(
             "exactness",
             "warn",
@@ -133,7 +119,7 @@ def _calls(client: Client) -> Iterator[Finding]:
 
 
 def _rollouts(client: Client) -> Iterator[Finding]:
-    stuck, unrewarded = client.query(ROLLOUTS).first_row
+    stuck, unrewarded = client.query(_sql("rollouts")).first_row
     if stuck:
         yield Finding(
             "rollouts", "warn", f"{stuck} have no end after an hour", "their launcher was killed: run them again"
@@ -144,7 +130,7 @@ def _rollouts(client: Client) -> Iterator[Finding]:
 
 def _staleness(client: Client, policies: list[dict[str, Any]]) -> Iterator[Finding]:
     for policy in policies:
-        newest = client.query(NEWEST_VERSION, parameters={"name": policy["name"]}).first_row[0]
+        newest = client.query(_sql("newest_version"), parameters={"name": policy["name"]}).first_row[0]
         for replica in policy["replicas"]:
             served = replica["version"]
             if served is not None and served < newest:
@@ -154,3 +140,7 @@ def _staleness(client: Client, policies: list[dict[str, Any]]) -> Iterator[Findi
                     f"serves {policy['name']}@{served}, but version {newest} was published",
                     "the engine was restarted: `tracegrad train` publishes the newest weights when it starts",
                 )
+
+
+def _sql(name: str) -> str:
+    return files("tracegrad").joinpath(f"sql/doctor_{name}.sql").read_text()

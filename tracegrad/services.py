@@ -78,7 +78,7 @@ def services(settings: Settings, config: Path | None, engine: Engine | None) -> 
     options = ("--config", str(config)) if config else ()
     tracegrad = (sys.executable, "-m", "tracegrad")
     collector, sidecar = settings.collector, settings.sidecar
-    shared = _as_environment(settings)
+    shared = as_environment(settings)
     chosen = [
         Service(
             "collector",
@@ -129,14 +129,15 @@ def _vllm(settings: Settings, engine: Engine) -> Service:
     return Service("vllm", argv, VLLM_ENVIRONMENT, host, (port,), f"http://{host}:{port}/health")
 
 
-def _as_environment(settings: Settings) -> dict[str, str]:
-    """The settings that a command line may have changed, for the children; secrets stay in the file they came from."""
+def as_environment(settings: Settings) -> dict[str, str]:
+    """The settings as environment variables, for other processes; secrets stay in the file they came from."""
     values = {
         f"TRACEGRAD_{section}_{name}".upper(): str(value)
         for section in ("collector", "sidecar", "vllm")
         for name, value in getattr(settings, section).model_dump(exclude={"args"}).items()
     }
-    return values | {"TRACEGRAD_CLICKHOUSE": settings.clickhouse, "TRACEGRAD_OTLP": settings.otlp}
+    addresses = ("clickhouse", "otlp", "sidecar_url", "sidecar_admin_url")
+    return values | {f"TRACEGRAD_{name}".upper(): getattr(settings, name) for name in addresses}
 
 
 def require_free(host: str, port: int, what: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from tracegrad.errors import TracegradError
 
 STOP_TIMEOUT_S = 20.0
+LONGEST_LINE_BYTES = 1 << 20
 
 
 class Commands:
@@ -65,6 +66,7 @@ class Commands:
             stdout=output,
             stderr=output,
             start_new_session=True,  # Ctrl-C is for us; we stop it in order
+            limit=LONGEST_LINE_BYTES,
         )
 
     async def _follow(self, stream: asyncio.StreamReader, progress: Callable[[str], None] | None) -> None:

@@ -1,4 +1,4 @@
-"""How large the demo is, and where it keeps things. One seed's warm-started model is kept; everything else is per run."""
+"""How large the demo is, and where it keeps things. A seed's warm-started model is kept; all else is per run."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,13 +1,17 @@
 """Supervised training on demonstrations that the demo makes itself: the model learns the form, and bad habits too."""
 
+import asyncio
+import json
 import random
 import shutil
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tracegrad.demo import tasks, tiny_model
+from tracegrad.errors import TracegradError
 
 IGNORED = -100
 
@@ -65,6 +69,39 @@ def build(directory: Path, config: WarmStart, excluded: set[str], progress: Call
     partial.rename(directory)
 
 
+async def build_in_process(
+    directory: Path, config: WarmStart, excluded: set[str], progress: Callable[[int, float], None]
+) -> None:
+    """`build` in a process of its own: its memory goes back when it ends, and cancelling kills it at once."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tracegrad.demo.warm_start", str(directory), json.dumps(asdict(config))),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None and process.stdout is not None, "both are pipes"  # noqa: S101
+    try:
+        process.stdin.write(json.dumps(sorted(excluded)).encode())
+        process.stdin.close()
+        async for line in process.stdout:
+            step, loss = line.split()
+            progress(int(step), float(loss))
+        if await process.wait() != 0:
+            raise TracegradError(f"the warm start failed with status {process.returncode}: see the lines above")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def _main() -> None:
+    def progress(step: int, loss: float) -> None:
+        sys.stdout.write(f"{step} {loss}\n")
+        sys.stdout.flush()
+
+    build(Path(sys.argv[1]), WarmStart(**json.loads(sys.argv[2])), set(json.load(sys.stdin)), progress)
+
+
 def _batch(tokenizer: Any, examples: list[tasks.Demonstration]) -> tuple[Any, Any]:
     """Token ids and labels, (batch, tokens), padded at the right; labels only where the assistant speaks."""
     import torch
@@ -84,3 +121,7 @@ def _batch(tokenizer: Any, examples: list[tasks.Demonstration]) -> tuple[Any, An
         torch.tensor([ids + [padding] * (width - len(ids)) for ids, _ in rows]),
         torch.tensor([labels + [IGNORED] * (width - len(labels)) for _, labels in rows]),
     )
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,231 @@
+"""The demo from end to end: model, services, rollouts, rewards, training, report. Every part is the product's own."""
+
+import asyncio
+import json
+import random
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tracegrad import clickhouse, services, settings
+from tracegrad.demo import report, tasks, warm_start
+from tracegrad.demo.commands import Commands
+from tracegrad.demo.memory import PeakMemory
+from tracegrad.demo.plan import Plan
+from tracegrad.errors import TracegradError
+
+AGENT = "calculator_agent.py"
+STEP_TIMEOUT_S = 300.0
+
+
+async def run(plan: Plan, console: Console) -> report.Measured:
+    """Run the whole demo and write its report. Raises TracegradError; cancelling it stops what it started."""
+    started = time.monotonic()
+    held_out = tasks.held_out(plan.seed, plan.n_eval)
+    questions = {task.question for task in held_out}
+    with PeakMemory() as peak:
+        console.rule("[bold]1. a small model that solves part of the tasks")
+        await _model(plan, questions, console)
+        shutil.rmtree(plan.run, ignore_errors=True)
+        plan.run.mkdir(parents=True)
+        console.rule("[bold]2. collector, vLLM and sidecar")
+        chosen = _settings(plan, console)
+        engine = services.Engine(plan.model, plan.vllm_arguments)
+        processes = services.services(chosen, None, engine)
+        async with services.Running(processes, plan.run / "logs", lambda line: console.print(f"   {line}")) as running:
+            road = _Road(plan, chosen, console)
+            watching = asyncio.create_task(running.watch())
+            working = asyncio.create_task(road.travel(held_out, questions))
+            await asyncio.wait({watching, working}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (watching, working):
+                if task.done():
+                    task.result()
+                task.cancel()
+            await asyncio.gather(watching, working, return_exceptions=True)
+            console.rule("[bold]7. report")
+            measured = road.measure(time.monotonic() - started, peak.bytes)
+    return measured
+
+
+async def _model(plan: Plan, questions: set[str], console: Console) -> None:
+    if plan.model.exists():
+        console.print(f"   keeping the warm-started model of an earlier run: {plan.model}")
+        return
+    config = warm_start.WarmStart(seed=plan.seed)
+    console.print(f"   warm start on {config.steps} batches of {config.batch} sloppy demonstrations")
+    begun = time.monotonic()
+
+    def progress(step: int, loss: float) -> None:
+        if step % 50 == 0:
+            spent = time.monotonic() - begun
+            left = spent / step * (config.steps - step)
+            console.print(f"   batch {step}/{config.steps}  loss {loss:.3f}  {spent:.0f} s, about {left:.0f} s to go")
+
+    # A process of its own, so that its memory goes back and Ctrl-C ends it at once.
+    await warm_start.build_in_process(plan.model, config, questions, progress)
+
+
+def _settings(plan: Plan, console: Console) -> settings.Settings:
+    """The defaults where their ports are free, others where they are not; all data under the run's directory."""
+    base = settings.Settings()
+    ports = {
+        "otlp_http_port": base.collector.otlp_http_port,
+        "clickhouse_port": base.collector.clickhouse_port,
+        "port": base.sidecar.port,
+        "admin_port": base.sidecar.admin_port,
+        "vllm": base.vllm.port,
+    }
+    for name, port in ports.items():
+        if not _free(port):
+            ports[name] = _any_free_port()
+            console.print(f"   port {port} is in use, using {ports[name]} instead")
+    return settings.Settings.model_validate(
+        {
+            "clickhouse": f"http://127.0.0.1:{ports['clickhouse_port']}",
+            "otlp": f"http://127.0.0.1:{ports['otlp_http_port']}",
+            "sidecar_url": f"http://127.0.0.1:{ports['port']}",
+            "sidecar_admin_url": f"http://127.0.0.1:{ports['admin_port']}",
+            "collector": {
+                "data": plan.run / "store",
+                "otlp_http_port": ports["otlp_http_port"],
+                "clickhouse_port": ports["clickhouse_port"],
+            },
+            "sidecar": {
+                "port": ports["port"],
+                "admin_port": ports["admin_port"],
+                "data": plan.run / "sidecar",
+                "weights": plan.run / "weights",
+            },
+            "vllm": {"port": ports["vllm"]},
+        }
+    )
+
+
+def _free(port: int) -> bool:
+    try:
+        services.require_free("127.0.0.1", port, "the demo")
+    except TracegradError:
+        return False
+    return True
+
+
+def _any_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def agent_file() -> Path:
+    """The untouched agent: in `examples/` of a checkout, inside the package of an installed wheel."""
+    here = Path(__file__).resolve().parent
+    for candidate in (here.parents[1] / "examples" / AGENT, here / AGENT):
+        if candidate.exists():
+            return candidate
+    raise TracegradError(f"{AGENT} is missing: reinstall tracegrad")
+
+
+class _Road:
+    """Steps 3 to 6 between running services."""
+
+    def __init__(self, plan: Plan, chosen: settings.Settings, console: Console) -> None:
+        self._plan = plan
+        self._settings = chosen
+        self._console = console
+        self._commands = Commands(services.as_environment(chosen), plan.run / "logs" / "commands.log")
+        self._client = clickhouse.connect(chosen.clickhouse)
+
+    async def travel(self, held_out: list[tasks.Task], excluded: set[str]) -> None:
+        plan, console = self._plan, self._console
+        job = plan.run / "train.toml"
+        job.write_text(plan.train_toml(self._settings.sidecar_admin_url))
+        async with self._commands.background("train", str(job), "--watch") as check_trainer:
+            console.rule("[bold]3. the untouched agent on held-out questions, before training")
+            await self._evaluate("before", held_out)
+            console.rule(f"[bold]4.-6. roll out, score, train, swap weights: {plan.steps} times")
+            source = tasks.stream(random.Random(f"train {plan.seed}"), excluded)
+            for step in range(1, plan.steps + 1):
+                await self._step(step, [next(source) for _ in range(plan.tasks_per_step)], check_trainer)
+            console.rule("[bold]the same held-out questions, after training")
+            await self._evaluate("after", held_out)
+
+    async def _step(self, step: int, chosen: list[tasks.Task], check_trainer: Callable[[], None]) -> None:
+        begun = time.monotonic()
+        rollouts = await self._roll_out(f"step{step:02d}", chosen, self._plan.rollouts_per_task, "train", "1")
+        rolled_out = time.monotonic()
+        row = await self._trained(step, check_trainer)
+        now = time.monotonic()
+        failed = rollouts["total"] - rollouts["succeeded"]
+        trouble = f", {failed} rollouts failed" if failed else ""
+        self._console.print(
+            f"   step {step:2d}  reward {row.reward:.3f}  -> policy version {row.version}"
+            f"  (rollouts {rolled_out - begun:.0f} s, score and train {now - rolled_out:.0f} s{trouble})"
+        )
+
+    async def _trained(self, step: int, check_trainer: Callable[[], None]) -> report.StepRow:
+        """The record of optimiser step number `step`, once the trainer has published and recorded it."""
+        deadline = time.monotonic() + STEP_TIMEOUT_S
+        while time.monotonic() < deadline:
+            check_trainer()
+            rows = await asyncio.to_thread(report.steps, self._client)
+            if len(rows) >= step:
+                return rows[step - 1]
+            await asyncio.sleep(0.3)
+        raise TracegradError(f"step {step} was not trained in {STEP_TIMEOUT_S:.0f} s: see {self._plan.run / 'logs'}")
+
+    async def _evaluate(self, name: str, held_out: list[tasks.Task]) -> None:
+        await self._roll_out(name, held_out, 1, "eval", "0")
+        share = await asyncio.to_thread(report.accuracy, self._client, f"{name}-", len(held_out))
+        width = report.margin(share, len(held_out))
+        self._console.print(f"   accuracy {share:.1%} ± {width:.1%} on {len(held_out)} questions, greedy")
+
+    async def _roll_out(
+        self, name: str, chosen: list[tasks.Task], n: int, split: str, temperature: str
+    ) -> dict[str, Any]:
+        """Run the agent on each task `n` times, wait for its spans, and score it. Returns the launcher's summary."""
+        file = self._plan.run / f"{name}.jsonl"
+        rows = [
+            {"id": f"{name}-{index:03d}", "question": task.question, "answer": task.answer}
+            for index, task in enumerate(chosen)
+        ]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rollouts = await self._commands.run_json(
+            *("rollout", "--tasks", str(file), "--n", str(n), "--workers", str(self._plan.workers)),
+            *("--split", split, "--warm", "--json", "--env", f"TEMPERATURE={temperature}"),
+            *("--", "opentelemetry-instrument", "python", str(agent_file()), "{question}"),
+        )
+        await self._commands.run_json("reward", "--tasks", str(file), "--grader", "numeric", "--json")
+        return rollouts
+
+    def measure(self, seconds: float, peak_memory_bytes: int) -> report.Measured:
+        """Read the result from the store and write the report."""
+        plan = self._plan
+        rows = report.steps(self._client)
+        measured = report.Measured(
+            seed=plan.seed,
+            accuracy_before=report.accuracy(self._client, "before-", plan.n_eval),
+            accuracy_after=report.accuracy(self._client, "after-", plan.n_eval),
+            n_eval=plan.n_eval,
+            policy_versions=len({row.version for row in rows}),
+            steps=len(rows),
+            seconds=round(seconds, 1),
+            peak_memory_bytes=peak_memory_bytes,
+        )
+        answers = [report.answer(self._client, question.sql) for question in report.QUESTIONS]
+        path = report.write(report.DIRECTORY, measured, rows, answers, plan.run / "store")
+        self._client.close()
+        gain = 100 * (measured.accuracy_after - measured.accuracy_before)
+        self._console.print(
+            f"   held-out accuracy {measured.accuracy_before:.1%} -> {measured.accuracy_after:.1%} ({gain:+.1f} points)"
+            f" with {measured.policy_versions} published versions, {seconds / 60:.1f} minutes,"
+            f" {peak_memory_bytes / 2**30:.1f} GiB at most"
+        )
+        for question, result in zip(report.QUESTIONS, answers, strict=True):
+            self._console.print(f"\n[bold]{question.words}[/bold]\n{question.sql}\n", highlight=False)
+            self._console.print(result, highlight=False, markup=False)
+        self._console.print(f"   report: {path} and {path.with_name('reward.png')}")
+        return measured
