@@ -134,7 +134,7 @@ The answers below were computed at the end of this run. To ask again:
     .venv/bin/tracegrad sql "SELECT count() FROM llm_calls"
 
 {questions}
-"""
+"""  # noqa: S608 - Markdown, not a query
 
 
 def _draw(path: Path, measured: Measured, rows: list[StepRow]) -> None:

@@ -1,0 +1,68 @@
+"""Defaults, then the file, then the environment; one clear line for what is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from tracegrad import settings
+from tracegrad.errors import SettingsError
+
+
+def test_defaults_bind_to_loopback_on_the_documented_ports() -> None:
+    chosen = settings.load(environ={})
+    assert (chosen.sidecar.host, chosen.sidecar.port, chosen.sidecar.admin_port) == ("127.0.0.1", 8088, 8089)
+    assert (chosen.collector.host, chosen.collector.otlp_http_port) == ("127.0.0.1", 4318)
+    assert (chosen.collector.clickhouse_port, chosen.vllm.port) == (8123, 8000)
+    assert chosen.clickhouse == "http://127.0.0.1:8123"
+
+
+def test_environment_wins_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "tracegrad.toml"
+    file.write_text('clickhouse = "http://a:1"\n[sidecar]\nport = 1000\nadmin_port = 1001\n')
+    chosen = settings.load(file, {"TRACEGRAD_SIDECAR_PORT": "2000", "TRACEGRAD_CLICKHOUSE": "http://b:2"})
+    assert (chosen.sidecar.port, chosen.sidecar.admin_port, chosen.clickhouse) == (2000, 1001, "http://b:2")
+
+
+def test_command_line_wins_over_all() -> None:
+    chosen = settings.load(environ={"TRACEGRAD_SIDECAR_PORT": "2000"}).with_values(
+        "sidecar", port=3000, admin_port=None
+    )
+    assert (chosen.sidecar.port, chosen.sidecar.admin_port) == (3000, 8089)
+
+
+def test_model_routes(tmp_path: Path) -> None:
+    file = tmp_path / "tracegrad.toml"
+    file.write_text(
+        '[[model]]\nname = "policy"\nupstream = ["http://a:1/v1/", "http://b:2"]\npolicy = "p"\n'
+        '[[model]]\nname = "*"\nupstream = "http://c:3"\napi_key = "secret-value"\n'
+    )
+    first, rest = settings.load(file, {}).routes
+    assert (first.upstreams, first.policy) == (("http://a:1", "http://b:2"), "p")
+    assert rest.policy is None
+    assert "secret-value" not in repr(rest), "a key must not show in logs"
+
+
+def test_without_routes_every_model_is_the_policy_of_the_local_engine() -> None:
+    (only,) = settings.load(environ={"TRACEGRAD_VLLM_PORT": "8001"}).routes
+    assert (only.name, only.upstreams, only.policy) == ("*", ("http://127.0.0.1:8001",), "policy")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[sidecar]\nport = 70000\n", "sidecar.port"),
+        ("[sidecar]\nprot = 1\n", "sidecar.prot"),
+        ("[sidecar\n", "not TOML"),
+    ],
+)
+def test_a_bad_file_is_one_line_that_names_the_setting(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(text)
+    with pytest.raises(SettingsError, match=said) as caught:
+        settings.load(file, {})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no configuration file"):
+        settings.load(tmp_path / "absent.toml", {})
