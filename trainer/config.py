@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tracegrad.errors import SettingsError
 
+NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
+"""Names that are parts of paths: never `..`."""
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -18,14 +21,17 @@ class DataConfig(_Section):
 
     `min_rollouts`: an update waits for at least so many; `max_rollouts`: it takes at most so many, oldest first.
     `max_staleness`: in policy versions, between the one that sampled a call and the newest.
+    `logprob_tolerance`: how far the engine's log-probabilities of a token may be from the trainer's where both have
+    the same weights; further apart, they do not hold the same model, and nothing is trained.
     """
 
-    policy: str = "policy"
+    policy: str = Field(default="policy", pattern=NAME)
     since: str = "last"
     min_rollouts: int = Field(default=1, ge=1)
     max_rollouts: int | None = Field(default=None, ge=1)
     min_group: int = Field(default=2, ge=1)
     max_staleness: int = Field(default=4, ge=0)
+    logprob_tolerance: float = Field(default=1e-2, gt=0)
 
 
 class CreditConfig(_Section):
@@ -73,7 +79,7 @@ class PublishConfig(_Section):
 class TrainConfig(_Section):
     """A whole `train.toml`. `job` names it in the store; one job continues from its own checkpoints."""
 
-    job: str = Field(default="train", pattern=r"^[A-Za-z0-9._-]+$")
+    job: str = Field(default="train", pattern=NAME)
     data: DataConfig = DataConfig()
     credit: CreditConfig = CreditConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

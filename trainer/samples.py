@@ -24,7 +24,7 @@ class Rollout:
     """One attempt of an agent on a task, with all its calls and rewards.
 
     `rewards`: span id to the sum of the newest rewards given to it. `reward`: their sum; None when there are
-    none. `step_id`: the training step that consumed the rollout; empty when none has.
+    none.
     """
 
     rollout_id: str
@@ -35,7 +35,6 @@ class Rollout:
     status: str
     split: str
     reward: float | None
-    step_id: str
     calls: Sequence[Call]
     rewards: Mapping[str, float]
 

@@ -25,7 +25,7 @@ class Call:
 
     `started_ns`: unix time. `policy_version`: None when no single version is known. `response_id`: shared by
     the choices of one request; empty when unknown. `retry_count`: the client's number of this try, 0 for the
-    first. `sampling`: JSON text, empty when it was not recorded.
+    first. `sampling`: JSON text, empty when it was not recorded. `input_hash`: of the request's messages.
     """
 
     rollout_id: str
@@ -43,7 +43,7 @@ class Call:
     trainable: bool
     untrainable_reason: str
     error_type: str
-    input_messages: str
+    input_hash: int
     sampling: str
     response_id: str
     retry_count: int
@@ -151,4 +151,4 @@ def _same_request(first: Call, second: Call) -> bool:
     """Equal requests as far as recorded: a failed call may lack its token ids."""
     if len(first.prompt_token_ids) and len(second.prompt_token_ids):
         return np.array_equal(first.prompt_token_ids, second.prompt_token_ids)
-    return first.input_messages == second.input_messages
+    return first.input_hash == second.input_hash

@@ -32,7 +32,7 @@ def make_call() -> MakeCall:
             trainable=True,
             untrainable_reason="",
             error_type="",
-            input_messages=f"messages {started_ns}",
+            input_hash=started_ns,
             sampling='{"temperature":1.0}',
             response_id=f"chatcmpl-{span_id}",
             retry_count=0,

@@ -31,7 +31,6 @@ def rollout(make_call: Callable[..., Call]) -> MakeRollout:
             status="succeeded",
             split="train",
             reward=reward,
-            step_id="",
             calls=calls,
             rewards={f"{name}.root": reward},
         )

@@ -73,7 +73,7 @@ def test_a_retry_explains_one_call_only(make_call: MakeCall) -> None:
         "c",
         3,
         prompt_token_ids=np.array([], np.int64),
-        input_messages="messages 4",
+        input_hash=4,
         trainable=False,
         untrainable_reason="error",
     )

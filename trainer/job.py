@@ -1,0 +1,263 @@
+"""One training job: a step consumes rollouts, updates the policy, publishes the weights and records it all.
+
+Crash safety. A step happens at one instant: when its checkpoint gets its name, or, where no weights changed, when its
+record does (see `trainer.records`). Killed before, the job starts over from the checkpoint before and finds the same
+rollouts; killed after, it finishes the step from the checkpoint: writes the weights, publishes and records them,
+each of which may be done twice. So no sample is trained on twice and none is skipped.
+"""
+
+import json
+import logging
+import math
+import secrets
+import time
+from collections.abc import Sequence
+
+from tracegrad.errors import TracegradError, UnreachableError
+from trainer import weights
+from trainer.agreement import check_agreement
+from trainer.config import TrainConfig
+from trainer.gate import Gate
+from trainer.learner import Learner, StartLearner
+from trainer.plan import Plan, make_plan, plan_metrics, sample_records
+from trainer.publisher import Publisher
+from trainer.records import JobDirectory, StepRecord
+from trainer.rows import Row
+from trainer.samples import rows_of
+from trainer.seconds import Seconds
+from trainer.since import parse_since
+from trainer.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class Job:
+    """The steps of one job. The caller holds the lock of `directory`, and calls `start` first."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        store: Store,
+        publisher: Publisher,
+        directory: JobDirectory,
+        start_learner: StartLearner,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._publisher = publisher
+        self._directory = directory
+        self._start_learner = start_learner
+        self._learner: Learner | None = None
+        self._lineage: tuple[int, ...] = ()
+        self._base_sha256 = ""
+        self._number = 0
+        self._pending: StepRecord | None = None
+        self._published: int | None = None
+
+    @property
+    def version(self) -> int:
+        """The newest version of the policy: what the learner holds."""
+        return self._lineage[-1]
+
+    def start(self) -> StepRecord | None:
+        """Find out where the job stands, and finish a step that was interrupted: that step, if there was one."""
+        self._base_sha256 = weights.base_sha256(self._config.engine.model)
+        newest = self._directory.newest()
+        served = self._publisher.served_version(self._config.data.policy)
+        if newest is None:
+            self._begin(served)
+            return None
+        weights.check_continues(newest, self._config, self._base_sha256)
+        self._number, self._lineage = newest.number, newest.lineage
+        self._check_served(served)
+        if self._store.has_step(newest.step_id):
+            self.publish_again_if_behind()
+            return None
+        log.info("finishing an interrupted step job=%s step_id=%s", newest.job, newest.step_id)
+        self._pending = newest
+        return self.finish_pending()
+
+    def peek(self) -> StepRecord | None:
+        """Find out where the job stands and change nothing: the step that `start` would finish, if there is one."""
+        newest = self._directory.newest()
+        if newest is None:
+            self._lineage = (self._publisher.served_version(self._config.data.policy) or 0,)
+            return None
+        self._lineage = newest.lineage
+        return None if self._store.has_step(newest.step_id) else newest
+
+    def plan(self) -> Plan:
+        """What the next step would consume. Raises NothingToTrainError when there is too little."""
+        since = parse_since(self._config.data.since, time.time_ns())
+        return make_plan(self._config, self._store, self._gate(), since)
+
+    def plan_metrics(self, plan: Plan) -> dict[str, float]:
+        """Metrics of a plan of this job."""
+        return plan_metrics(plan, self._gate())
+
+    def load(self) -> Learner:
+        """The engine at the newest version, started when it is first needed."""
+        if self._learner is None:
+            self._learner = self._start_learner(self._config, self._directory.newest_checkpoint())
+        return self._learner
+
+    def close(self) -> None:
+        """Stop the engine."""
+        if self._learner is not None:
+            self._learner.close()
+            self._learner = None
+
+    def step(self) -> StepRecord:
+        """Make one step. Raises NothingToTrainError when there is too little to learn from."""
+        self.finish_pending()
+        self.publish_again_if_behind()
+        started_ns, seconds = time.time_ns(), Seconds()
+        with seconds("select"):
+            plan = self.plan()
+        rows = rows_of(plan.samples)
+        metrics = self.plan_metrics(plan)
+        version = self.version
+        if rows:
+            with seconds("load"):
+                self.load()
+            with seconds("check"):
+                weights.check_token_ids(self._config, rows)
+                used = [sample for sample in plan.samples if sample.used]
+                metrics |= check_agreement(self._config, self.load(), self.version, used, rows)
+            with seconds("update"):
+                metrics |= self._update(rows)
+            version = max([self.version, *self._store.versions(self._config.data.policy)]) + 1
+        record = StepRecord(
+            number=self._number + 1,
+            step_id=secrets.token_hex(8),
+            job=self._config.job,
+            policy=self._config.data.policy,
+            from_version=self.version,
+            to_version=version,
+            updated=bool(rows),
+            algorithm=self._config.algorithm.name,
+            config=self._config.model_dump_json(),
+            metrics=metrics | seconds.metrics(),
+            started_ns=started_ns,
+            ended_ns=time.time_ns(),
+            lineage=(*self._lineage, version) if rows else self._lineage,
+            base_sha256=self._base_sha256,
+            samples=sample_records(plan),
+        )
+        self._commit(record, seconds)
+        finished = self.finish_pending(seconds)
+        assert finished is not None  # noqa: S101 - it was committed just now
+        return finished
+
+    def finish_pending(self, seconds: Seconds | None = None) -> StepRecord | None:
+        """Publish and record the step that has happened but is not in the store yet, if there is one."""
+        step = self._pending
+        if step is None:
+            return None
+        seconds = seconds or Seconds()
+        if step.updated:
+            with seconds("publish"):
+                self._publish(step)
+        done = step.model_copy(update={"metrics": step.metrics | seconds.metrics(), "ended_ns": time.time_ns()})
+        self._store.record_step(done, json.dumps(done.metrics))
+        self._pending = None
+        self._directory.prune(self._config.engine.keep_checkpoints)
+        weights.prune(self._config.publish, step.policy, step.lineage)
+        return done
+
+    def publish_again_if_behind(self) -> None:
+        """Bring engines that serve an older version, after a restart, back to the newest."""
+        served = self._publisher.served_version(self._config.data.policy)
+        self._check_served(served)
+        if served is None or served >= self.version or len(self._lineage) < 2:
+            return
+        log.warning(
+            "the engine serves older weights, publishing the newest again policy=%s served=%d newest=%d",
+            self._config.data.policy,
+            served,
+            self.version,
+        )
+        self._hand_over(self.version)
+
+    def _begin(self, served: int | None) -> None:
+        """First start: the engines serve the base model, under whatever version they give it."""
+        policy, model = self._config.data.policy, self._config.engine.model
+        if served is None:
+            raise UnreachableError(
+                f"no engine behind the sidecar says which version of policy {policy!r} it serves: is vLLM up?"
+            )
+        recorded = self._store.versions(policy)
+        weights.check_is_base(policy, served, recorded.get(served), self._base_sha256, model)
+        if served not in recorded:
+            self._store.record_version(
+                policy,
+                served,
+                sha256=self._base_sha256,
+                path=model,
+                parent=None,
+                step_id="",
+                at_ns=time.time_ns(),
+            )
+        self._lineage = (served,)
+
+    def _check_served(self, served: int | None) -> None:
+        if served is not None and served > self.version:
+            raise TracegradError(
+                f"the engine serves version {served} of policy {self._config.data.policy!r}, but the newest checkpoint "
+                f"of job {self._config.job!r} is version {self.version}: another job publishes this policy, or "
+                "checkpoints were lost; restart vLLM to publish this job's weights again"
+            )
+
+    def _gate(self) -> Gate:
+        return Gate(
+            max_prompt_tokens=self._config.engine.max_prompt_tokens,
+            max_response_tokens=self._config.engine.max_response_tokens,
+            max_staleness=self._config.data.max_staleness,
+            lineage=self._lineage,
+        )
+
+    def _update(self, rows: Sequence[Row]) -> dict[str, float]:
+        metrics = {name: float(value) for name, value in self.load().update(rows).items()}
+        broken = [name for name, value in metrics.items() if not math.isfinite(value)]
+        if broken:
+            self.close()
+            raise TracegradError(
+                f"the update gave {broken[0]} = {metrics[broken[0]]}: nothing was saved; lower engine.lr and try again"
+            )
+        return metrics
+
+    def _commit(self, record: StepRecord, seconds: Seconds) -> None:
+        self._directory.write(record)
+        if record.updated:
+            with seconds("checkpoint"):
+                try:
+                    self.load().save(self._directory.checkpoint(record.number))
+                except OSError as error:
+                    raise TracegradError(
+                        f"the checkpoint cannot be written, so nothing was trained: {error}"
+                    ) from error
+        self._number, self._lineage, self._pending = record.number, record.lineage, record
+
+    def _publish(self, step: StepRecord) -> None:
+        file = weights.file_of(self._config.publish, step.policy, step.to_version)
+        sha256 = self._hand_over(step.to_version) if self._published != step.to_version else weights.sha256_of(file)
+        self._store.record_version(
+            step.policy,
+            step.to_version,
+            sha256=sha256,
+            path=file.resolve(),
+            parent=step.from_version,
+            step_id=step.step_id,
+            at_ns=time.time_ns(),
+        )
+
+    def _hand_over(self, version: int) -> str:
+        """Write the learner's weights and have every engine serve them; returns their sha256."""
+        policy = self._config.data.policy
+        file = weights.file_of(self._config.publish, policy, version)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self.load().write_weights(file)
+        sha256 = weights.sha256_of(file)
+        self._publisher.publish(policy, version, file, sha256)
+        self._published = version
+        return sha256

@@ -1,0 +1,128 @@
+"""The plan of a step: which rollouts it consumes, and what each of their transitions is worth."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracegrad.errors import NothingToTrainError
+from trainer.config import DataConfig, TrainConfig
+from trainer.gate import Gate
+from trainer.records import SampleRecord
+from trainer.samples import Rollout, Sample, samples_of
+from trainer.since import Since
+from trainer.store import Backlog, Store
+
+NO_CALLS = "no_calls"
+"""Why a rollout is consumed without a sample: none of its calls became a transition."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Everything that one step consumes. `uncalled`: its rollouts without a transition."""
+
+    rollouts: Sequence[Rollout]
+    samples: Sequence[Sample]
+    uncalled: Sequence[Rollout]
+
+
+def make_plan(config: TrainConfig, store: Store, gate: Gate, since: Since) -> Plan:
+    """What the next step would consume. Raises NothingToTrainError when there is too little."""
+    data = config.data
+    backlog = store.backlog(data.policy, since)
+    ready = store.untrained(data.policy, since) if backlog.ready >= data.min_rollouts else []
+    if not ready:
+        raise NothingToTrainError(_why_nothing(data, backlog))
+    chosen = whole_groups(ready, data.max_rollouts)
+    rollouts = store.filled(chosen)
+    samples = samples_of(
+        rollouts,
+        data.policy,
+        scheme=config.credit.scheme,
+        estimator=config.algorithm.name,
+        min_group=data.min_group,
+        gate=gate,
+    )
+    sampled = {sample.rollout for sample in samples}
+    return Plan(rollouts, samples, [rollout for rollout in rollouts if rollout.key not in sampled])
+
+
+def whole_groups(rollouts: Sequence[Rollout], limit: int | None) -> list[Rollout]:
+    """At most `limit` rollouts, group by group in order of their first: a group is split only if it alone is larger."""
+    if limit is None:
+        return list(rollouts)
+    groups: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.group, []).append(rollout)
+    taken: list[Rollout] = []
+    for group in groups.values():
+        if taken and len(taken) + len(group) > limit:
+            break
+        taken.extend(group[:limit])
+    return taken
+
+
+def _why_nothing(data: DataConfig, backlog: Backlog) -> str:
+    wanted = f" of the {data.min_rollouts} that data.min_rollouts asks for" if data.min_rollouts > 1 else ""
+    return (
+        f"nothing new to train policy {data.policy!r} on: of {backlog.total} rollouts in the store, "
+        f"{backlog.ready} are ready{wanted}, {backlog.running} running, {backlog.unrewarded} without a reward, "
+        f"{backlog.uncalled} without a call of this policy and {backlog.trained} already trained: "
+        "run `tracegrad rollout`, then `tracegrad reward`"
+    )
+
+
+def plan_metrics(plan: Plan, gate: Gate) -> dict[str, float]:
+    """Rewards over rollouts, numbers of rows and tokens, drops by reason, staleness in versions."""
+    rewards = [rollout.reward for rollout in plan.rollouts if rollout.reward is not None]
+    used = [sample.transition.call for sample in plan.samples if sample.used]
+    ages = [age for age in (gate.staleness(call.policy_version) for call in used) if age is not None]
+    dropped = Counter(sample.drop_reason for sample in plan.samples if not sample.used)
+    dropped[NO_CALLS] = len(plan.uncalled)
+    return {
+        "reward_mean": float(np.mean(rewards)),
+        "reward_std": float(np.std(rewards)),
+        "n_rollouts": len(plan.rollouts),
+        "n_groups": len({rollout.group for rollout in plan.rollouts}),
+        "n_transitions": len(plan.samples),
+        "n_rows": len(used),
+        "tokens": sum(len(call.response_token_ids) for call in used),
+        "staleness_mean": float(np.mean(ages)) if ages else 0.0,
+        "staleness_max": max(ages, default=0),
+    } | {f"dropped_{reason}": count for reason, count in sorted(dropped.items()) if count}
+
+
+def sample_records(plan: Plan) -> tuple[SampleRecord, ...]:
+    """One record per transition, and one per rollout that has none."""
+    of_samples = [
+        SampleRecord(
+            span_id=sample.transition.call.span_id,
+            trace_id=sample.transition.call.trace_id,
+            rollout_id=sample.transition.call.rollout_id,
+            attempt=sample.transition.call.attempt,
+            agent=sample.transition.call.agent,
+            reward=sample.credit,
+            advantage=sample.advantage,
+            n_tokens=len(sample.transition.call.response_token_ids),
+            used=sample.used,
+            drop_reason=sample.drop_reason,
+        )
+        for sample in plan.samples
+    ]
+    of_uncalled = [
+        SampleRecord(
+            span_id=rollout.root_span_id,
+            trace_id=rollout.trace_id,
+            rollout_id=rollout.rollout_id,
+            attempt=rollout.attempt,
+            agent="",
+            reward=rollout.reward or 0.0,
+            advantage=0.0,
+            n_tokens=0,
+            used=False,
+            drop_reason=NO_CALLS,
+        )
+        for rollout in plan.uncalled
+    ]
+    return (*of_samples, *of_uncalled)

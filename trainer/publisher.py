@@ -1,0 +1,62 @@
+"""Hands new weights to the live engines through the sidecar's admin interface, and asks what they serve."""
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from tracegrad.errors import SettingsError, TracegradError, UnreachableError
+
+ASK_TIMEOUT_S, PUBLISH_TIMEOUT_S = 10.0, 900.0
+NOT_NOW = frozenset({502, 503, 504})
+"""Answers of a sidecar whose engine is not there: trying again later may help."""
+
+
+class Publisher:
+    """One sidecar's admin interface. Every method raises UnreachableError when nobody answers."""
+
+    def __init__(self, sidecar: str) -> None:
+        if not sidecar.startswith(("http://", "https://")):
+            raise SettingsError(f"bad setting publish.sidecar: {sidecar!r} is not an http:// address")
+        self._url = sidecar.rstrip("/")
+
+    def served_version(self, policy: str) -> int | None:
+        """The lowest version that any replica serves; None when no engine says."""
+        policies = self._ask("GET", "/policies", None, ASK_TIMEOUT_S)["policies"]
+        found = next((item for item in policies if item["name"] == policy), None)
+        if found is None:
+            known = ", ".join(item["name"] for item in policies) or "none"
+            raise SettingsError(
+                f"the sidecar at {self._url} has no policy {policy!r} (it has: {known}): set `policy` in a [[model]] "
+                "of its configuration, or data.policy in the training configuration"
+            )
+        versions = [replica.get("version") for replica in found.get("replicas", ())] or [found.get("version")]
+        return min((int(version) for version in versions if version is not None), default=None)
+
+    def publish(self, policy: str, version: int, weights: Path, sha256: str) -> None:
+        """Have every replica serve `weights` as `version`. Publishing the same again changes nothing."""
+        body = {"version": version, "weights": str(weights.resolve()), "sha256": sha256}
+        self._ask("POST", f"/policies/{urllib.parse.quote(policy, safe='')}/publish", body, PUBLISH_TIMEOUT_S)
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> Any:
+        request = urllib.request.Request(  # noqa: S310 - the scheme was checked
+            self._url + path,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+            method=method,
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            text = error.read(1000).decode(errors="replace").strip()
+            kind = UnreachableError if error.code in NOT_NOW else TracegradError
+            raise kind(f"the sidecar at {self._url} answered {error.code} to {method} {path}: {text}") from error
+        except OSError as error:
+            raise UnreachableError(
+                f"no sidecar at {self._url} ({error}): start one with `tracegrad up`, or set publish.sidecar"
+            ) from error
+        except ValueError as error:
+            raise TracegradError(f"{self._url}{path} is not a sidecar's admin interface: {error}") from error
