@@ -1,0 +1,46 @@
+"""What an agent finds in its environment: where the model is, which trace it is part of, where spans go."""
+
+from collections.abc import Mapping
+from urllib.parse import quote
+
+from tracegrad import names
+from tracegrad.otlp import SpanContext
+from tracegrad.settings import Settings
+
+Changes = dict[str, str | None]
+"""Variables to set; None removes one."""
+
+
+def shared(settings: Settings, inherited: Mapping[str, str]) -> Changes:
+    """What is the same for all agents. Telemetry variables and keys that the user has set stay."""
+    changes: Changes = {"TRACEPARENT": None, "TRACESTATE": None, "BAGGAGE": None}
+    base_url = f"{settings.sidecar_url.rstrip('/')}/v1"
+    changes |= {"OPENAI_BASE_URL": base_url, "OPENAI_API_BASE": base_url}
+    defaults = {
+        "OPENAI_API_KEY": "unused",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": settings.otlp,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+    }
+    return changes | {name: value for name, value in defaults.items() if not inherited.get(name)}
+
+
+def for_rollout(
+    settings: Settings, context: SpanContext, rollout_id: str, attempt: int, task_id: str
+) -> dict[str, str]:
+    """What tells one rollout from another."""
+    base_url = f"{settings.sidecar_url.rstrip('/')}/rollout/{rollout_id}/attempt/{attempt}/v1"
+    baggage = {names.BAGGAGE_ROLLOUT_ID: rollout_id, names.BAGGAGE_TASK_ID: task_id}
+    return {
+        "OPENAI_BASE_URL": base_url,
+        "OPENAI_API_BASE": base_url,
+        "TRACEPARENT": context.traceparent,
+        "BAGGAGE": ",".join(f"{name}={quote(value, safe='')}" for name, value in baggage.items()),
+    }
+
+
+def apply(inherited: Mapping[str, str], *changes: Mapping[str, str | None]) -> dict[str, str]:
+    """`inherited` with `changes`, in order."""
+    merged: dict[str, str | None] = {**inherited}
+    for change in changes:
+        merged |= change
+    return {name: value for name, value in merged.items() if value is not None}
