@@ -1,0 +1,153 @@
+"""The operators' port: policies and their weights, health, metrics. Not for agents; bound to loopback by default."""
+
+import logging
+from typing import Annotated, Any
+
+import aiohttp
+import orjson
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sidecar import publish
+from sidecar.engine import EngineError
+from sidecar.metrics import CONTENT_TYPE, Metrics
+from sidecar.openai_error import JSON
+from sidecar.policy import Policy
+from sidecar.publish import ConflictError, Publisher
+from sidecar.routes import Routes
+from tracegrad.errors import InputError
+from tracegrad.otlp import OtlpSender
+
+log = logging.getLogger(__name__)
+
+
+class Publication(BaseModel):
+    """The body of a publication. `weights`: a .safetensors file, or a directory with model.safetensors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    version: Annotated[int, Field(ge=1, lt=2**63)]
+    weights: str
+    sha256: Annotated[str, Field(pattern="^[0-9a-fA-F]{64}$")]
+
+
+class Admin:
+    """Handles every request of the operators' port."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        session: aiohttp.ClientSession,
+        publisher: Publisher,
+        metrics: Metrics,
+        sender: OtlpSender,
+    ) -> None:
+        self._policies = routes.policies
+        self._session = session
+        self._publisher = publisher
+        self._metrics = metrics
+        self._sender = sender
+
+    def application(self) -> web.Application:
+        """The aiohttp application."""
+        app = web.Application(client_max_size=1 << 20)
+        app.router.add_get("/policies", self.policies)
+        app.router.add_post("/policies/{name}/publish", self.publish)
+        app.router.add_post("/policies/{name}/pause", self.pause)
+        app.router.add_post("/policies/{name}/resume", self.resume)
+        app.router.add_get("/healthz", self.healthz)
+        app.router.add_get("/readyz", self.readyz)
+        app.router.add_get("/metrics", self.metrics)
+        return app
+
+    async def policies(self, _: web.Request) -> web.Response:
+        """Every policy with the version each replica runs."""
+        return _json(200, {"policies": [describe(policy) for policy in self._policies.values()]})
+
+    async def publish(self, request: web.Request) -> web.Response:
+        """Load weights into every replica of a policy: 200 with what each then runs."""
+        policy = self._policy(request)
+        try:
+            wanted = Publication.model_validate_json(await request.read())
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "body"
+            return _json(400, {"error": f"bad publication: {where}: {first['msg']}"})
+        outcome, status, problem, stall_s = "ok", 200, "", 0.0
+        try:
+            stall_s = await self._publisher.publish(policy, wanted.version, wanted.weights, wanted.sha256)
+        except InputError as error:
+            outcome, status, problem = "refused", 400, str(error)
+        except ConflictError as error:
+            outcome, status, problem = "refused", 409, str(error)
+        except EngineError as error:
+            outcome, status, problem = "failed", 502, str(error)
+        self._metrics.publishes[policy.name, outcome] += 1
+        if problem:
+            log.error("publication %s policy=%s version=%d problem=%s", outcome, policy.name, wanted.version, problem)
+            return _json(status, {"error": problem, **describe(policy)})
+        return _json(200, {**describe(policy), "stall_s": round(stall_s, 6)})
+
+    async def pause(self, request: web.Request) -> web.Response:
+        """Freeze a policy: calls in flight wait in the engine, new ones here, until `resume`."""
+        policy = self._policy(request)
+        try:
+            await publish.pause(self._session, policy)
+        except EngineError as error:
+            return _json(502, {"error": str(error), **describe(policy)})
+        return _json(200, describe(policy))
+
+    async def resume(self, request: web.Request) -> web.Response:
+        """End a pause."""
+        policy = self._policy(request)
+        try:
+            await publish.resume(self._session, policy)
+        except EngineError as error:
+            return _json(502, {"error": str(error), **describe(policy)})
+        return _json(200, describe(policy))
+
+    async def healthz(self, _: web.Request) -> web.Response:
+        """200 while the process lives."""
+        return _json(200, {"status": "ok"})
+
+    async def readyz(self, _: web.Request) -> web.Response:
+        """200 when every replica answers and its version is known; else 503 with what is missing."""
+        replicas = [replica for policy in self._policies.values() for replica in policy.replicas]
+        problems = [replica.problem or "no version" for replica in replicas if not replica.healthy]
+        status = {"status": "waiting", "problems": problems} if problems else {"status": "ready"}
+        return _json(503 if problems else 200, status)
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        """Prometheus' text format."""
+        page = self._metrics.render(self._policies.values(), self._sender)
+        return web.Response(body=page.encode(), headers={"content-type": CONTENT_TYPE})
+
+    def _policy(self, request: web.Request) -> Policy:
+        name = request.match_info["name"]
+        if name not in self._policies:
+            message = f"no policy {name!r}; known: {', '.join(self._policies) or 'none'}"
+            raise web.HTTPNotFound(body=orjson.dumps({"error": message}), content_type="application/json")
+        return self._policies[name]
+
+
+def describe(policy: Policy) -> dict[str, Any]:
+    """A policy for people and programs. `version` null: the replicas differ, or one's is not known."""
+    return {
+        "name": policy.name,
+        "version": policy.version,
+        "model": policy.model,
+        "replicas": [
+            {
+                "url": one.url,
+                "version": one.version,
+                "healthy": one.healthy,
+                "paused": one.paused,
+                "problem": one.problem,
+            }
+            for one in policy.replicas
+        ],
+    }
+
+
+def _json(status: int, value: Any) -> web.Response:
+    return web.Response(status=status, body=orjson.dumps(value), headers=JSON)

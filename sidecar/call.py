@@ -1,0 +1,214 @@
+"""One model call, from the request's arrival to its end, and the spans that tell of it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from sidecar.chat_answer import Answer, Choice, inexact_reason
+from sidecar.identity import Identity
+from sidecar.messages import input_messages, output_messages, tool_definitions
+from sidecar.policy import Replica, Stamp
+from tracegrad import names
+from tracegrad.otlp import SpanContext, Value, span
+
+PASSTHROUGH, ERROR, MIXED, DISCONNECTED = "passthrough", "error", "mixed_versions", "client_disconnected"
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "n", "max_tokens")
+SHAPING = (
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "bad_words"),
+    *("allowed_token_ids", "structured_outputs", "response_format", "use_beam_search"),
+)
+"""Further fields that change the distribution tokens are sampled from: recorded where the request has them."""
+
+
+@dataclass
+class Call:
+    """What is known of a call so far; filled in as it goes, turned into spans once, at its end."""
+
+    identity: Identity
+    started_ns: int
+    operation: str = "chat"
+    provider: str = "vllm"
+    body: Mapping[str, Any] = field(default_factory=dict)
+    policy: str | None = None
+    replica: Replica | None = None
+    """The engine that serves a policy's call."""
+    upstream: str | None = None
+    start: Stamp | None = None
+    """What was known of the replica's weights when the call went out."""
+    end: Stamp | None = None
+    """The same after it came back, by the engine's own word."""
+    status: int | None = None
+    answer: Answer = field(default_factory=Answer)
+    error_type: str | None = None
+    error_message: str = ""
+    untrainable: str | None = None
+    """Decided before the tokens are looked at: passthrough, error, aborted, client_disconnected."""
+    delivered: bool = False
+    """The whole answer was written to the client, which may then close as it likes."""
+    ended_ns: int = 0
+
+    @property
+    def model(self) -> str:
+        """The model name the client asked for; empty without one."""
+        model = self.body.get("model")
+        return model if isinstance(model, str) else ""
+
+    @property
+    def version(self) -> int | None:
+        """The one policy version that sampled every token; None when that is not proved."""
+        return self.start.version if self.start is not None and self.start == self.end else None
+
+    def fail(self, error_type: str, message: str, untrainable: str = ERROR) -> None:
+        """Note what went wrong; what was noted first stays."""
+        self.untrainable = self.untrainable or untrainable
+        if self.error_type is None:
+            self.error_type, self.error_message = error_type, message
+
+    def why_untrainable(self, choice: Choice | None) -> str | None:
+        """Why a choice (None: the call brought none) must not be trained on; None when it may."""
+        if self.untrainable is not None or choice is None:
+            return self.untrainable or ERROR
+        return inexact_reason(self.answer, choice) or (MIXED if self.version is None else None)
+
+
+def call_spans(call: Call) -> Iterator[Span]:
+    """The call's span; with several choices, one more per choice, which then carry tokens and verdict."""
+    choices = call.answer.choices
+    values = _call_values(call)
+    if len(choices) > 1:
+        for choice in choices:
+            context = SpanContext.new(call.identity.context.trace_id)
+            own = _identity_values(call.identity) | _choice_values(call, choice)
+            own[names.CHOICE_INDEX] = choice.index
+            own[names.OUTPUT_MESSAGES] = output_messages([choice])
+            own[names.FINISH_REASONS] = [choice.finish_reason] if choice.finish_reason else None
+            for shared in (names.REQUEST_MODEL, names.RESPONSE_ID, names.RESPONSE_MODEL, names.SAMPLING):
+                own[shared] = values.get(shared)
+            yield _span(
+                call, "choice", context, parent=call.identity.context.span_id, values=own, kind=Span.SPAN_KIND_INTERNAL
+            )
+    else:
+        values |= _choice_values(call, choices[0] if choices else None)
+    name = f"{call.operation} {call.model}".rstrip()
+    parent = call.identity.parent_span_id
+    yield _span(call, name, call.identity.context, parent=parent, values=values, kind=Span.SPAN_KIND_SERVER)
+
+
+def _span(
+    call: Call,
+    name: str,
+    context: SpanContext,
+    *,
+    parent: bytes,
+    values: Mapping[str, Value],
+    kind: Span.SpanKind.ValueType,
+) -> Span:
+    return span(
+        name,
+        context,
+        parent_span_id=parent,
+        kind=kind,
+        start_ns=call.started_ns,
+        end_ns=call.ended_ns,
+        values=values,
+        error=call.error_message if call.error_type else None,
+    )
+
+
+def _choice_values(call: Call, choice: Choice | None) -> dict[str, Value]:
+    reason = call.why_untrainable(choice)
+    values: dict[str, Value] = {
+        names.POLICY_NAME: call.policy,
+        names.POLICY_VERSION: call.version if call.policy else None,
+        names.TRAINABLE: reason is None,
+        names.UNTRAINABLE_REASON: reason,
+    }
+    if choice is not None:
+        values[names.CHOICE_INDEX] = choice.index if call.policy else None
+        values[names.PROMPT_TOKEN_IDS] = _json(call.answer.prompt_token_ids)
+        values[names.RESPONSE_TOKEN_IDS] = _json(choice.token_ids)
+        values[names.RESPONSE_LOGPROBS] = _json(choice.logprobs)
+    return values
+
+
+def _identity_values(identity: Identity) -> dict[str, Value]:
+    return {
+        names.ROLLOUT_ID: identity.rollout_id,
+        names.ROLLOUT_ATTEMPT: identity.attempt,
+        names.TASK_ID: identity.task_id,
+        names.RETRY_COUNT: identity.retry_count,
+    }
+
+
+def _call_values(call: Call) -> dict[str, Value]:
+    body, answer = call.body, call.answer
+    where = urlsplit(call.upstream or "")
+    finished = [choice.finish_reason for choice in answer.choices if choice.finish_reason]
+    return {
+        **_identity_values(call.identity),
+        names.OPERATION_NAME: call.operation,
+        names.PROVIDER_NAME: call.provider,
+        names.REQUEST_MODEL: call.model or None,
+        **_request_values(body),
+        names.SAMPLING: sampling(body),
+        names.INPUT_MESSAGES: input_messages(body["messages"]) if "messages" in body else None,
+        names.TOOL_DEFINITIONS: tool_definitions(body.get("tools")),
+        names.OUTPUT_MESSAGES: output_messages(answer.choices) if answer.choices else None,
+        names.RESPONSE_ID: answer.id,
+        names.RESPONSE_MODEL: answer.model,
+        names.FINISH_REASONS: finished or None,
+        names.INPUT_TOKENS: answer.prompt_tokens,
+        names.OUTPUT_TOKENS: answer.completion_tokens,
+        names.ERROR_TYPE: call.error_type,
+        "server.address": where.hostname,
+        "server.port": where.port,
+        "http.response.status_code": call.status,
+    }
+
+
+def _request_values(body: Mapping[str, Any]) -> dict[str, Value]:
+    numbers = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
+    values: dict[str, Value] = {f"gen_ai.request.{name}": _float(body.get(name)) for name in numbers}
+    values["gen_ai.request.top_k"] = _int(body.get("top_k"))
+    values["gen_ai.request.seed"] = _int(body.get("seed"))
+    values["gen_ai.request.max_tokens"] = _int(_max_tokens(body))
+    values["gen_ai.request.choice.count"] = _int(body.get("n")) if body.get("n") not in (None, 1) else None
+    stop = body.get("stop")
+    stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
+    values["gen_ai.request.stop_sequences"] = [one for one in stops if isinstance(one, str)] or None
+    return values
+
+
+def sampling(body: Mapping[str, Any]) -> str:
+    """`tracegrad.sampling` (JSON text): the request's sampling parameters; null is the engine's own default.
+
+    `tool_choice` is there where it constrains the tokens.
+    """
+    values = {name: body.get(name) for name in SAMPLING}
+    values["max_tokens"] = _max_tokens(body)
+    values |= {name: body[name] for name in SHAPING if body.get(name) is not None}
+    if body.get("tool_choice") not in (None, "auto", "none"):
+        values["tool_choice"] = body["tool_choice"]
+    return orjson.dumps(values).decode()
+
+
+def _max_tokens(body: Mapping[str, Any]) -> Any:
+    given = body.get("max_completion_tokens")
+    return body.get("max_tokens") if given is None else given
+
+
+def _json(values: Any) -> str | None:
+    return None if values is None else orjson.dumps(values).decode()
+
+
+def _float(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _int(value: Any) -> int | None:
+    return value if type(value) is int and -(2**63) <= value < 2**63 else None

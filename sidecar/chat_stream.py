@@ -1,0 +1,198 @@
+"""A streamed chat completion: every chunk is read for its tokens and passed on as the client would have got it.
+
+Differences between a vLLM stream with and without what we add, all undone here: `token_ids`, `prompt_token_ids` and
+`logprobs` are null; chunks that exist only to carry them (empty delta, not finished) are not sent; there is no usage
+chunk; `system_fingerprint` stands on the chunks that finish a choice instead of on the usage chunk, so those are held
+back until it comes, which is at once unless n > 1.
+"""
+
+from typing import Any
+
+import orjson
+
+from sidecar.chat_answer import Answer, Choice, count, logprobs, mapping, objects, text, token_ids
+from sidecar.chat_request import Hidden
+from sidecar.sse import DONE, Event
+
+Json = dict[str, Any]
+
+
+class _PartialChoice:
+    def __init__(self) -> None:
+        self.role: str | None = None
+        self.content: list[str] = []
+        self.reasoning: list[str] = []
+        self.refusal: list[str] = []
+        self.tool_calls: dict[int, Json] = {}
+        self.finish_reason: str | None = None
+        self.token_ids: list[int] | None = None
+        self.logprobs: list[float] | None = None
+
+    def add(self, choice: Json) -> None:
+        self.finish_reason = text(choice.get("finish_reason")) or self.finish_reason
+        if (ids := token_ids(choice.get("token_ids"))) is not None:
+            self.token_ids = _extended(self.token_ids, ids)
+        if (values := logprobs(choice.get("logprobs"))) is not None:
+            self.logprobs = _extended(self.logprobs, values)
+        delta = mapping(choice.get("delta"))
+        self.role = text(delta.get("role")) or self.role
+        for name, parts in (("content", self.content), ("refusal", self.refusal)):
+            if part := text(delta.get(name)):
+                parts.append(part)
+        if part := text(delta.get("reasoning")) or text(delta.get("reasoning_content")):
+            self.reasoning.append(part)
+        for call in objects(delta.get("tool_calls")):
+            self._add_tool_call(call)
+
+    def _add_tool_call(self, part: Json) -> None:
+        index = count(part.get("index")) or 0
+        call = self.tool_calls.setdefault(index, {"id": None, "type": "function", "name": [], "arguments": []})
+        call["id"] = text(part.get("id")) or call["id"]
+        function = mapping(part.get("function"))
+        for name in ("name", "arguments"):
+            if piece := text(function.get(name)):
+                call[name].append(piece)
+
+    def finished(self, index: int) -> Choice:
+        message: Json = {"role": self.role or "assistant", "content": "".join(self.content) or None}
+        if self.reasoning:
+            message["reasoning"] = "".join(self.reasoning)
+        if self.refusal:
+            message["refusal"] = "".join(self.refusal)
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call["id"],
+                    "type": call["type"],
+                    "function": {"name": "".join(call["name"]), "arguments": "".join(call["arguments"])},
+                }
+                for _, call in sorted(self.tool_calls.items())
+            ]
+        return Choice(index, message, self.finish_reason, self.token_ids, self.logprobs)
+
+
+class ChatStream:
+    """Reads the events of one stream. `hidden` None: nothing is changed, only read."""
+
+    def __init__(self, hidden: Hidden | None) -> None:
+        self.done = False
+        """The stream came to its own end: `[DONE]` was seen."""
+        self.error: str | None = None
+        """The message of an error event, if one came."""
+        self._hidden = hidden
+        self._usage_is_forced = False
+        self._held: list[Json] = []
+        self._id: str | None = None
+        self._model: str | None = None
+        self._prompt_token_ids: list[int] | None = None
+        self._usage: Json = {}
+        self._choices: dict[int, _PartialChoice] = {}
+
+    def answer(self) -> Answer:
+        """What has arrived so far."""
+        return Answer(
+            id=self._id,
+            model=self._model,
+            choices=tuple(partial.finished(index) for index, partial in sorted(self._choices.items())),
+            prompt_token_ids=self._prompt_token_ids,
+            prompt_tokens=count(self._usage.get("prompt_tokens")),
+            completion_tokens=count(self._usage.get("completion_tokens")),
+        )
+
+    def pass_on(self, event: Event) -> bytes:
+        """Read one event; returns the bytes that the client gets for it, which may be none."""
+        if event.data is None:
+            return event.raw
+        self.done = self.done or event.data == DONE
+        chunk = _chunk(event.data)
+        choices = objects(chunk.get("choices")) if chunk else []
+        if chunk:
+            self._read(chunk, choices)
+        if self._hidden is None or self._hidden.nothing or not chunk or "error" in chunk:
+            return self.flush() + event.raw
+        return self._hide(chunk, choices, self._hidden)
+
+    def flush(self) -> bytes:
+        """What is held back, for when the stream ends without a usage chunk."""
+        held, self._held = self._held, []
+        return b"".join(map(_encode, held))
+
+    def _read(self, chunk: Json, choices: list[Json]) -> None:
+        self._id = self._id or text(chunk.get("id"))
+        self._model = self._model or text(chunk.get("model"))
+        if (ids := token_ids(chunk.get("prompt_token_ids"))) is not None:
+            self._prompt_token_ids = ids
+        if usage := chunk.get("usage"):
+            self._usage_is_forced = self._usage_is_forced or bool(choices)
+            self._usage = dict(mapping(usage))
+        if "error" in chunk:
+            error = chunk["error"]
+            self.error = text(mapping(error).get("message")) or str(error)
+        for choice in choices:
+            index = count(choice.get("index")) or 0
+            if index not in self._choices:
+                self._choices[index] = _PartialChoice()
+            self._choices[index].add(choice)
+
+    def _hide(self, chunk: Json, choices: list[Json], hidden: Hidden) -> bytes:
+        hide_usage = hidden.usage and not self._usage_is_forced
+        if hide_usage and not choices and chunk.get("usage"):
+            return self._release(chunk.get("system_fingerprint"))
+        only_tokens = hidden.token_ids and hidden.logprobs and bool(choices) and all(map(_is_empty, choices))
+        if only_tokens:
+            return b""
+        if hide_usage and chunk.get("usage", 0) is None:
+            del chunk["usage"]
+        _null(chunk, "prompt_token_ids", hidden.token_ids)
+        for choice in choices:
+            _null(choice, "token_ids", hidden.token_ids)
+            _null(choice, "logprobs", hidden.logprobs)
+        if hide_usage and any(choice.get("finish_reason") for choice in choices):
+            self._held.append(chunk)
+            return b""
+        return _encode(chunk)
+
+    def _release(self, fingerprint: Any) -> bytes:
+        if fingerprint is not None:
+            for chunk in self._held:
+                chunk.setdefault("system_fingerprint", fingerprint)
+        return self.flush()
+
+
+def hide(body: Json, hidden: Hidden) -> None:
+    """Make a whole answer what it would have been without the fields that we added."""
+    _null(body, "prompt_token_ids", hidden.token_ids)
+    for choice in objects(body.get("choices")):
+        _null(choice, "token_ids", hidden.token_ids)
+        _null(choice, "logprobs", hidden.logprobs)
+
+
+def _chunk(data: bytes) -> Json | None:
+    """The JSON object in an event; None where it is something else, as `[DONE]` is."""
+    if data == DONE:
+        return None
+    try:
+        chunk = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    return chunk if isinstance(chunk, dict) else None
+
+
+def _null(holder: Json, name: str, hidden: bool) -> None:
+    if hidden and name in holder:
+        holder[name] = None
+
+
+def _is_empty(choice: Json) -> bool:
+    return choice.get("delta") == {} and choice.get("finish_reason") is None
+
+
+def _extended(values: list[Any] | None, more: list[Any]) -> list[Any]:
+    if values is None:
+        return list(more)
+    values.extend(more)
+    return values
+
+
+def _encode(chunk: Json) -> bytes:
+    return b"data: " + orjson.dumps(chunk) + b"\n\n"

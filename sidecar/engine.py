@@ -1,0 +1,116 @@
+"""vLLM's control endpoints, as of 0.32 with VLLM_SERVER_DEV_MODE=1. Knows the protocol; decides nothing."""
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import aiohttp
+
+from tracegrad.errors import UnreachableError
+
+BASE_VERSION = "default"
+"""What an engine says whose weights are those it was started with; we call that version 0."""
+
+CONTROL_PATHS = frozenset(
+    (
+        *("/pause", "/resume", "/abort_requests", "/sleep", "/wake_up", "/release_kv_cache_memory"),
+        *("/init_weight_transfer_engine", "/shutdown_weight_transfer_engine", "/start_weight_update"),
+        *("/start_draft_weight_update", "/update_weights", "/finish_weight_update", "/update_weight_version"),
+        *("/weight_checker", "/collective_rpc", "/scale_elastic_ep"),
+        *("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"),
+        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+    )
+)
+"""What changes an engine. Agents cannot reach these through the sidecar: lineage would break behind its back."""
+
+
+class EngineError(UnreachableError):
+    """The engine does not answer, or refuses a control call."""
+
+
+async def weight_version(session: aiohttp.ClientSession, url: str, timeout_s: float) -> int:
+    """The version of the weights the engine runs. Raises EngineError also where the engine cannot tell."""
+    answer = await _get(session, url, "/weight_info", timeout_s)
+    version = str(answer.get("weight_version"))
+    if version == BASE_VERSION:
+        return 0
+    if not version.isdecimal():
+        raise EngineError(f"engine at {url} has weight version {version!r}, which is not a number: publish a version")
+    return int(version)
+
+
+async def is_paused(session: aiohttp.ClientSession, url: str) -> bool:
+    """Whether `pause` was called without `resume`."""
+    return (await _get(session, url, "/is_paused", 60)).get("is_paused") is True
+
+
+async def pause(session: aiohttp.ClientSession, url: str) -> None:
+    """Freeze the requests in flight and hold new ones; nothing is aborted."""
+    await _post(session, url, "/pause?mode=keep")
+
+
+async def resume(session: aiohttp.ClientSession, url: str) -> None:
+    """Let everything that `pause` froze go on."""
+    await _post(session, url, "/resume")
+
+
+async def init_transfer(session: aiohttp.ClientSession, url: str) -> None:
+    """Prepare the engine's weight transfer; needed once in an engine's life."""
+    await _post(session, url, "/init_weight_transfer_engine", {"init_info": {}})
+
+
+async def load_weights(session: aiohttp.ClientSession, url: str, file: str, version: int) -> None:
+    """Swap the weights of a paused engine for those in `file`, and drop every cache computed with the old ones.
+
+    Requests in flight keep their tokens and compute their cache anew: `reset_running_requests`, without which the
+    reset fails silently while any request runs. Raises EngineError; the engine's weights are then undefined.
+    """
+    try:
+        await _post(session, url, "/start_weight_update")
+    except EngineError:
+        await _close_open_update(session, url)
+        await _post(session, url, "/start_weight_update")
+    await _post(session, url, "/update_weights", {"update_info": {"path": file}}, timeout_s=600)
+    await _post(session, url, "/finish_weight_update", {"weight_version": str(version)}, timeout_s=600)
+    answer = await _post(session, url, "/reset_prefix_cache?reset_running_requests=true")
+    if answer.get("success") is not True:
+        raise EngineError(f"engine at {url} did not reset its prefix cache: publish again")
+    if (found := await weight_version(session, url, 60)) != version:
+        raise EngineError(f"engine at {url} is on version {found} after loading {version}: publish again")
+
+
+async def _close_open_update(session: aiohttp.ClientSession, url: str) -> None:
+    """End an update that a publisher left open when it died: vLLM closes one when a transfer fails."""
+    try:
+        await _post(session, url, "/update_weights", {"update_info": {"path": ""}})
+    except EngineError:
+        return
+
+
+async def _get(session: aiohttp.ClientSession, url: str, path: str, timeout_s: float) -> dict[str, Any]:
+    return await _call(session.get(url + path, timeout=_limit(timeout_s)), url, path)
+
+
+async def _post(
+    session: aiohttp.ClientSession, url: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 60
+) -> dict[str, Any]:
+    return await _call(session.post(url + path, json=body or {}, timeout=_limit(timeout_s)), url, path)
+
+
+async def _call(asked: AbstractAsyncContextManager[aiohttp.ClientResponse], url: str, path: str) -> dict[str, Any]:
+    path = path.partition("?")[0]
+    try:
+        async with asked as answer:
+            if answer.status == 404:
+                raise EngineError(f"engine at {url} has no {path}: start vLLM with VLLM_SERVER_DEV_MODE=1")
+            if answer.status != 200:
+                text = (await answer.text(errors="replace"))[:300]
+                raise EngineError(f"engine at {url} refused {path} (status {answer.status}): {text}")
+            result = await answer.json(content_type=None)
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise EngineError(f"engine at {url} does not answer {path}: {error or type(error).__name__}") from error
+    return result if isinstance(result, dict) else {}
+
+
+def _limit(timeout_s: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=timeout_s, sock_connect=5)

@@ -1,0 +1,87 @@
+"""HTTP plumbing between a client's request and an upstream: headers, addresses, the client session."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import hdrs, web
+from multidict import CIMultiDict
+from yarl import URL
+
+from sidecar.call import Call
+from tracegrad import names
+
+HOP_BY_HOP = frozenset(
+    (
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection"),
+        *("te", "trailer", "transfer-encoding", "upgrade"),
+    )
+)
+REPLACED = HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect"}
+"""What does not go to the upstream as it is: our server has decoded the body, our client frames it anew."""
+
+KEEPALIVE_S = 2.0
+"""Shorter than the 5 s after which vLLM closes an idle connection, so that no request is sent into a closed one."""
+
+
+@dataclass(frozen=True)
+class Inbound:
+    """A model call as it came in. `path`: raw, with its query, without the rollout's prefix."""
+
+    request: web.Request
+    path: str
+    raw: bytes
+
+
+def client_session() -> aiohttp.ClientSession:
+    """A session that changes nothing: no cookies, no decompression, no headers of its own, no time limit."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+        auto_decompress=False,
+        skip_auto_headers=[hdrs.USER_AGENT, hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE],
+        max_field_size=1 << 16,
+        max_line_size=1 << 16,
+    )
+
+
+def upstream_url(base: str, path: str) -> URL:
+    """The upstream's address of a raw path with its query, percent-encoding untouched."""
+    return URL(base + path, encoded=True)
+
+
+def request_headers(headers: Mapping[str, str], authorization: str | None) -> CIMultiDict[str]:
+    """The client's headers for the upstream."""
+    dropped = REPLACED | {name.strip().lower() for name in headers.get(hdrs.CONNECTION, "").split(",")}
+    kept = CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
+    if authorization is not None:
+        kept[hdrs.AUTHORIZATION] = authorization
+    return kept
+
+
+def recorded_headers(headers: Mapping[str, str], authorization: str | None, call: Call) -> CIMultiDict[str]:
+    """The same for a call we record: readable to us, and our span is the parent of what the upstream traces."""
+    kept = request_headers(headers, authorization)
+    kept[hdrs.ACCEPT_ENCODING] = "identity"
+    kept["traceparent"] = call.identity.context.traceparent
+    return kept
+
+
+def response_headers(headers: Mapping[str, str], *, changed: bool) -> CIMultiDict[str]:
+    """The upstream's headers for the client; `changed`: the body is no longer the one they measure."""
+    dropped = HOP_BY_HOP | {name.strip().lower() for name in headers.get(hdrs.CONNECTION, "").split(",")}
+    if changed:
+        dropped |= {"content-length"}
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
+
+
+def identity_headers(call: Call) -> dict[str, str]:
+    """What the sidecar adds to the answer of a recorded call."""
+    added = {
+        names.HEADER_ROLLOUT_ID: call.identity.rollout_id,
+        names.HEADER_SPAN_ID: call.identity.context.span_id.hex(),
+    }
+    if call.policy is not None and call.start is not None and call.start.version is not None:
+        added[names.HEADER_POLICY] = f"{call.policy}@{call.start.version}"
+    return added

@@ -1,0 +1,77 @@
+"""Whose call this is. The rollout id comes from what cannot get lost, in this order: path, header, baggage, trace id.
+
+`traceparent` places the call's span in the caller's tree; without it the call is a trace of its own.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from tracegrad import names
+from tracegrad.otlp import SpanContext, parse_traceparent
+
+_ROLLOUT_PATH = re.compile(r"/rollout/([^/?]+)(?:/attempt/([0-9]{1,9}))?(/v1(?:[/?].*)?)")
+_ID = re.compile(r"[\x21-\x7e]{1,200}")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a request wants to go: the upstream's own path with its query, and the rollout its prefix named."""
+
+    path: str
+    rollout_id: str | None
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The rollout a call belongs to and the place of its span in the trace."""
+
+    rollout_id: str
+    attempt: int
+    task_id: str | None
+    retry_count: int
+    context: SpanContext
+    parent_span_id: bytes
+
+
+def split_target(raw_path: str) -> Target | None:
+    """Take `/rollout/{id}[/attempt/{n}]` off a raw request path. None when the rollout id is not printable ASCII."""
+    match = _ROLLOUT_PATH.fullmatch(raw_path)
+    if match is None:
+        return Target(raw_path, None, 0)
+    rollout_id = unquote(match[1])
+    if not _ID.fullmatch(rollout_id):
+        return None
+    return Target(match[3], rollout_id, int(match[2] or 0))
+
+
+def identify(target: Target, headers: Mapping[str, str]) -> Identity:
+    """Read the caller's identity and make the context of the call's own span."""
+    caller = parse_traceparent(headers.get("traceparent"))
+    baggage = parse_baggage(headers.get("baggage"))
+    context = SpanContext.new(caller.trace_id if caller else None)
+    named = (target.rollout_id, headers.get(names.HEADER_ROLLOUT_ID), baggage.get(names.BAGGAGE_ROLLOUT_ID))
+    rollout_id = next((one for one in named if one and _ID.fullmatch(one)), context.trace_id.hex())
+    retries = headers.get("x-stainless-retry-count", "")
+    return Identity(
+        rollout_id=rollout_id,
+        attempt=target.attempt,
+        task_id=baggage.get(names.BAGGAGE_TASK_ID),
+        retry_count=int(retries) if re.fullmatch("[0-9]{1,6}", retries) else 0,
+        context=context,
+        parent_span_id=caller.span_id if caller else b"",
+    )
+
+
+def parse_baggage(header: str | None) -> dict[str, str]:
+    """The members of a W3C `baggage` header, without their properties; what is malformed is left out."""
+    members = {}
+    # aiohttp hands on bytes that are not UTF-8 as lone surrogates, which no span attribute can hold.
+    header = (header or "").encode(errors="surrogateescape").decode(errors="replace")
+    for member in header.split(","):
+        name, equals, value = member.partition(";")[0].partition("=")
+        if equals and name.strip():
+            members[unquote(name.strip())] = unquote(value.strip())
+    return members

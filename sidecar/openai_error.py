@@ -1,0 +1,24 @@
+"""Answers in OpenAI's error shape, so that every SDK raises the exception its users know."""
+
+import orjson
+from aiohttp import web
+
+
+def openai_error(status: int, message: str, *, code: str | None = None, kind: str | None = None) -> web.Response:
+    """An error answer. `kind` is OpenAI's `type`; None takes the one that belongs to the status."""
+    return web.Response(
+        status=status, body=error_body(message, code=code, kind=kind or error_kind(status)), headers=JSON
+    )
+
+
+def error_body(message: str, *, code: str | None = None, kind: str = "api_error") -> bytes:
+    """The JSON text of OpenAI's error shape; also the data of an error event in a stream."""
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+
+
+def error_kind(status: int) -> str:
+    """OpenAI's `type` of an error with this HTTP status."""
+    return "invalid_request_error" if status < 500 else "api_error"
+
+
+JSON = {"content-type": "application/json"}

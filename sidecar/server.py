@@ -1,0 +1,123 @@
+"""The sidecar process: both ports, the watch over the engines, and an orderly end.
+
+At the end no new connection is taken, calls in flight may finish for `SHUTDOWN_S`, and every span is sent, for at most
+the sender's own limit. What is cut off is recorded as `aborted`; what cannot be sent is counted and logged.
+"""
+
+import asyncio
+import errno
+import logging
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import uvloop
+from aiohttp import web
+
+from sidecar.admin import Admin
+from sidecar.forward import client_session
+from sidecar.metrics import Metrics
+from sidecar.proxy import Proxy
+from sidecar.publish import Publisher
+from sidecar.recorder import Recorder
+from sidecar.routes import Routes, build_routes
+from tracegrad.errors import PortInUseError, TracegradError
+from tracegrad.otlp import OtlpSender
+from tracegrad.settings import Settings
+
+log = logging.getLogger(__name__)
+
+SERVICE = "tracegrad.sidecar"
+SHUTDOWN_S = 20.0
+FIRST_ANSWER_S = 2.0
+CONFIRM_S = 5.0
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where a running sidecar listens."""
+
+    port: int
+    admin_port: int
+
+
+def run(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises PortInUseError and SettingsError."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(settings))
+
+
+async def _run(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop_once() -> None:
+        stop.set()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)  # a second signal ends the process at once
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop_once)
+    async with serve(settings) as ports:
+        log.info("sidecar ready port=%d admin_port=%d", ports.port, ports.admin_port)
+        await stop.wait()
+        log.info("sidecar stopping")
+
+
+@asynccontextmanager
+async def serve(settings: Settings, *, shutdown_s: float = SHUTDOWN_S) -> AsyncIterator[Ports]:
+    """A sidecar that serves while the block runs."""
+    routes = build_routes(settings)
+    metrics = Metrics()
+    async with AsyncExitStack() as stack:
+        sender = await stack.enter_async_context(OtlpSender(settings.otlp, SERVICE))
+        session = await stack.enter_async_context(client_session())
+        await stack.enter_async_context(_watched(routes))
+        recorder = Recorder(sender, metrics)
+        stack.push_async_callback(recorder.close, CONFIRM_S)
+        proxy = Proxy(routes, session, recorder)
+        publisher = Publisher(session, settings.sidecar.weights)
+        admin = Admin(routes, session, publisher, metrics, sender)
+        host = settings.sidecar.host
+        admin_runner = web.AppRunner(admin.application(), access_log=None, shutdown_timeout=shutdown_s)
+        admin_port = await _listen(stack, admin_runner, host, settings.sidecar.admin_port)
+        runner = web.AppRunner(
+            proxy.application(), access_log=None, handler_cancellation=True, shutdown_timeout=shutdown_s
+        )
+        port = await _listen(stack, runner, host, settings.sidecar.port)
+        try:
+            yield Ports(port, admin_port)
+        finally:
+            proxy.stopping = True
+
+
+@asynccontextmanager
+async def _watched(routes: Routes) -> AsyncIterator[None]:
+    """Ask every replica for its version, again and again. The control connections are kept apart from the agents'."""
+    replicas = [replica for policy in routes.policies.values() for replica in policy.replicas]
+    async with client_session() as session, AsyncExitStack() as stack:
+        for replica in replicas:
+            task = asyncio.create_task(replica.watch(session), name=f"watch {replica.url}")
+            stack.push_async_callback(_end, task)
+        if replicas:
+            first = [asyncio.create_task(replica.confirmed()) for replica in replicas]
+            await asyncio.wait(first, timeout=FIRST_ANSWER_S)
+        yield
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def _listen(stack: AsyncExitStack, runner: web.AppRunner, host: str, port: int) -> int:
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUseError("the sidecar", host, port) from error
+        raise TracegradError(f"the sidecar cannot listen on {host}:{port} ({error}): choose another address") from error
+    return int(runner.addresses[0][1])
