@@ -6,9 +6,10 @@
 import json
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from tracegrad.errors import InputError
 from tracegrad.rollout.tasks import Task
@@ -43,13 +44,21 @@ def fill(arguments: Sequence[str], task: Task) -> list[str]:
     return filled
 
 
-def require_program(command: Sequence[str]) -> None:
-    """Raises InputError where the command's program is not there."""
+def own_programs(command: Sequence[str]) -> str | None:
+    """The directory to search before PATH so that the command's program is found; None where PATH has it.
+
+    A `tracegrad` that is run without activating its environment finds what is installed beside it, `python` included.
+    Raises InputError where the program is nowhere.
+    """
     if not command:
         raise InputError("no command: put the agent's after `--`, e.g. -- python my_agent.py '{question}'")
-    if shutil.which(command[0]) is None:
-        hint = ": pip install tracegrad-otel" if PurePath(command[0]).name == INSTRUMENT else ""
-        raise InputError(f"no program {command[0]!r} to run{hint}")
+    if shutil.which(command[0]) is not None:
+        return None
+    beside = str(Path(sys.executable).parent)
+    if shutil.which(command[0], path=beside) is not None:
+        return beside
+    hint = ": pip install tracegrad-otel" if PurePath(command[0]).name == INSTRUMENT else ""
+    raise InputError(f"no program {command[0]!r} to run{hint}")
 
 
 def split_for_forking(command: Sequence[str]) -> ForkedCommand:

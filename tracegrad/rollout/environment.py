@@ -1,5 +1,6 @@
 """What an agent finds in its environment: where the model is, which trace it is part of, where spans go."""
 
+import os
 from collections.abc import Mapping
 from urllib.parse import quote
 
@@ -22,6 +23,13 @@ def shared(settings: Settings, inherited: Mapping[str, str]) -> Changes:
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
     }
     return changes | {name: value for name, value in defaults.items() if not inherited.get(name)}
+
+
+def search(directory: str | None) -> Changes:
+    """PATH with `directory`, if any, searched first."""
+    if directory is None:
+        return {}
+    return {"PATH": os.pathsep.join(part for part in (directory, os.environ.get("PATH")) if part)}
 
 
 def for_rollout(

@@ -14,7 +14,7 @@ from tracegrad.errors import UnreachableError
 from tracegrad.otlp import OtlpSender, SpanContext
 from tracegrad.rollout import environment, preflight
 from tracegrad.rollout.agents import ForkedAgents, SeparateAgents, SpawnError, Starter, end_group
-from tracegrad.rollout.command import fill, require_program, split_for_forking
+from tracegrad.rollout.command import fill, own_programs, split_for_forking
 from tracegrad.rollout.output import Output, tail_text
 from tracegrad.rollout.results import RunResult, Summary, judge, last_words, root_span
 from tracegrad.rollout.tasks import Task
@@ -60,7 +60,7 @@ class Launcher:
         env: Mapping[str, str] | None = None,
         data: Path | None = None,
     ) -> None:
-        require_program(command)
+        self._programs = own_programs(command)
         self._forked = split_for_forking(command) if warm else None
         self._arguments = tuple(self._forked.arguments if self._forked else command)
         self._settings = settings
@@ -77,7 +77,9 @@ class Launcher:
         await preflight.check(self._settings)
         if self._data is not None:
             self._data.mkdir(parents=True, exist_ok=True)
-        shared = environment.apply(os.environ, environment.shared(self._settings, os.environ), self._env)
+        shared = environment.apply(
+            os.environ, environment.shared(self._settings, os.environ), environment.search(self._programs), self._env
+        )
         async with contextlib.AsyncExitStack() as opened:
             self._directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="tracegrad-rollout-")))
             await opened.enter_async_context(self._sender)

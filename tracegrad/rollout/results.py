@@ -101,7 +101,7 @@ class Summary:
         """For programs."""
         statuses = {status: self.by_status.get(status, 0) for status in ("succeeded", "failed", "timeout")}
         return {
-            "rollouts": len(self.results),
+            "total": len(self.results),
             **statuses,
             "errors": dict(self.by_error),
             "seconds": round(self.seconds, 3),

@@ -1,5 +1,10 @@
-"""Task files: one JSON object a line. `id` names the task; where it is missing, the line number does."""
+"""Task files: one JSON object a line. `id` names the task.
 
+Where it is missing, line number and content do: rollouts of one task id are compared with each other and graded alike,
+so two files must not give one id to two tasks.
+"""
+
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,7 +54,7 @@ def _parse(line: bytes, where: str, number: int) -> Task:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise InputError(f"{where}: holds half of a surrogate pair, which is not text") from error
-    identity = row.get("id", f"line-{number}")
+    identity = row.get("id", f"line-{number}-{hashlib.sha256(line.strip()).hexdigest()[:8]}")
     if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
         raise InputError(f"{where}: `id` must be a string or a whole number")
     return Task(str(identity), row)
