@@ -8,7 +8,6 @@ from tracegrad.errors import SettingsError
 from tracegrad.settings import ModelRoute, Settings
 
 WILDCARD = "*"
-DEFAULT_POLICY = "policy"
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,8 @@ class Routes:
 
 
 def build_routes(settings: Settings) -> Routes:
-    """The table from settings. Without entries: everything goes to the vLLM of `[vllm]`, as policy `policy`.
-
-    Raises SettingsError where names repeat or an engine would serve two policies.
-    """
-    local = f"http://{settings.vllm.host}:{settings.vllm.port}"
-    given = settings.model or (ModelRoute(name=WILDCARD, upstream=local, policy=DEFAULT_POLICY),)
+    """The table from settings. Raises SettingsError where names repeat or an engine would serve two policies."""
+    given = settings.routes
     engines: dict[str, Replica] = {}
     members: dict[str, list[ModelRoute]] = {}
     for entry in given:

@@ -13,8 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import aiohttp
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
@@ -28,6 +32,8 @@ Value = str | bool | int | float | Sequence[str] | None
 """What an attribute may hold; None leaves the attribute out."""
 
 RETRYABLE = {429, 502, 503, 504}
+SPLITTABLE = {400, 413}
+"""Answers that may be the fault of one record in a batch, or of the batch's size: halves are tried alone."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 5.0
 
 
@@ -233,7 +239,12 @@ class OtlpSender:
         while True:
             status, text = await self._post(path, body)
             if status == 200:
-                self.counters.sent += len(records)
+                self._count_delivered(len(records), text)
+                return
+            if status in SPLITTABLE and len(records) > 1:
+                middle = len(records) // 2
+                await self._deliver(records[:middle])
+                await self._deliver(records[middle:])
                 return
             if status is not None and status not in RETRYABLE:
                 self.counters.dropped_refused += len(records)
@@ -245,14 +256,27 @@ class OtlpSender:
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 2, LONGEST_RETRY_S)
 
+    def _count_delivered(self, count: int, rejection: str) -> None:
+        rejected = 0
+        if rejection:
+            number, _, message = rejection.partition(" ")
+            rejected = min(int(number), count)
+            log.error("collector rejected otlp records count=%d of=%d message=%.200s", rejected, count, message)
+        self.counters.sent += count - rejected
+        self.counters.dropped_refused += rejected
+
     async def _post(self, path: str, body: bytes) -> tuple[int | None, str]:
+        """The answer's status, None without one, and what it says: `N message` where a 200 rejects N records."""
         assert self._session is not None, "use the sender with `async with`"  # noqa: S101
         headers = {"content-type": "application/x-protobuf"}
         try:
             async with self._session.post(self._endpoint + path, data=body, headers=headers) as response:
-                return response.status, (await response.text(errors="replace") if response.status != 200 else "")
+                answer = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             return None, f"{type(error).__name__}: {error}"
+        if response.status != 200:
+            return response.status, answer[:1000].decode(errors="replace")
+        return 200, _rejection(path, answer)
 
     def _encode(self, records: list[Span | LogRecord]) -> tuple[str, bytes]:
         if isinstance(records[0], Span):
@@ -264,3 +288,17 @@ class OtlpSender:
         resource_logs = logs.resource_logs.add(resource=self._resource)
         resource_logs.scope_logs.add(scope=self._scope).log_records.extend(records)
         return "/v1/logs", logs.SerializeToString()
+
+
+def _rejection(path: str, answer: bytes) -> str:
+    """What a 200 says that was not taken (OTLP's partial success), as `N message`; empty when all was."""
+    try:
+        if path == "/v1/traces":
+            traces = ExportTraceServiceResponse.FromString(answer).partial_success
+            rejected, message = traces.rejected_spans, traces.error_message
+        else:
+            logs = ExportLogsServiceResponse.FromString(answer).partial_success
+            rejected, message = logs.rejected_log_records, logs.error_message
+    except DecodeError:
+        return ""
+    return f"{rejected} {message}" if rejected else ""

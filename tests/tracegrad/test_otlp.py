@@ -6,7 +6,10 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 
 from tracegrad import otlp
 
@@ -18,6 +21,7 @@ class Receiver:
         self.statuses: list[int] = []
         self.spans: list[str] = []
         self.events: list[str] = []
+        self.rejected = 0
         self.url = ""
 
     async def traces(self, request: web.Request) -> web.Response:
@@ -25,7 +29,9 @@ class Receiver:
         if status == 200:
             message = ExportTraceServiceRequest.FromString(await request.read())
             self.spans += [s.name for r in message.resource_spans for c in r.scope_spans for s in c.spans]
-        return web.Response(status=status)
+        answer = ExportTraceServiceResponse()
+        answer.partial_success.rejected_spans = self.rejected
+        return web.Response(status=status, body=answer.SerializeToString())
 
     async def logs(self, request: web.Request) -> web.Response:
         message = ExportLogsServiceRequest.FromString(await request.read())
@@ -79,6 +85,23 @@ async def test_what_the_collector_refuses_is_counted_and_does_not_block_the_rest
         sender.put(span("taken"))
     assert receiver.spans == ["taken"]
     assert sender.counters.dropped_refused == 1
+
+
+async def test_a_batch_is_split_until_only_what_is_malformed_is_lost(receiver: Receiver) -> None:
+    receiver.statuses = [400, 200, 400, 400]  # all four, the first half, the second half, its first record
+    async with otlp.OtlpSender(receiver.url, "test", delay_s=0.05) as sender:
+        for index in range(4):
+            sender.put(span(f"s{index}"))
+    assert receiver.spans == ["s0", "s1", "s3"]
+    assert (sender.counters.sent, sender.counters.dropped_refused) == (3, 1)
+
+
+async def test_a_partial_success_counts_what_was_rejected(receiver: Receiver) -> None:
+    receiver.rejected = 1
+    async with otlp.OtlpSender(receiver.url, "test", delay_s=0.05) as sender:
+        sender.put(span("taken"))
+        sender.put(span("rejected"))
+    assert (sender.counters.sent, sender.counters.dropped_refused) == (1, 1)
 
 
 async def test_the_queue_is_bounded_and_losses_are_counted() -> None:

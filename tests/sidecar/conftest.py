@@ -1,0 +1,75 @@
+"""One sidecar between a fake vLLM and an OTLP receiver: real sockets, one process."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from fake_vllm import FakeVllm
+from sidecar_harness import Harness, Receiver, listening
+
+from sidecar.server import serve
+from tracegrad.settings import Settings
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeVllm]:
+    state = FakeVllm()
+    async with listening(state.application()) as state.url:
+        yield state
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    state = Receiver()
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_post("/v1/traces", state.traces)
+    async with listening(app) as state.url:
+        yield state
+
+
+@pytest.fixture
+async def harness_for(receiver: Receiver, tmp_path: Path) -> AsyncIterator[Any]:
+    """A function that starts a sidecar with the given `[[model]]` entries."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(*models: dict[str, Any], **values: Any) -> Harness:
+            weights = tmp_path / "weights"
+            weights.mkdir(exist_ok=True)
+            settings = Settings.model_validate(
+                {
+                    "otlp": receiver.url,
+                    "sidecar": {"port": 0, "admin_port": 0, "weights": weights},
+                    "model": models,
+                    **values,
+                }
+            )
+            ports = await stack.enter_async_context(serve(settings, shutdown_s=1.0))
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            base = "http://127.0.0.1:"
+            return Harness(f"{base}{ports.port}", f"{base}{ports.admin_port}", session, receiver, weights)
+
+        yield start
+
+
+@pytest.fixture
+async def harness(harness_for: Any, fake: FakeVllm) -> Harness:
+    """A sidecar in front of one fake vLLM, as policy `policy`."""
+    started: Harness = await harness_for({"name": "policy", "upstream": fake.url, "policy": "policy"})
+    return started
+
+
+@pytest.fixture
+def another_fake() -> Any:
+    """A function that serves one more fake vLLM, at a port or at any."""
+
+    @contextlib.asynccontextmanager
+    async def start(port: int = 0) -> AsyncIterator[FakeVllm]:
+        state = FakeVllm()
+        async with listening(state.application(), port) as state.url:
+            yield state
+
+    return start
