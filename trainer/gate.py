@@ -28,9 +28,14 @@ NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "bad_words": lambda value: not value,
     "allowed_token_ids": lambda value: not value,
     "structured_outputs": lambda value: not value,
+    "tool_choice": lambda value: value in ("auto", "none"),
+    "use_beam_search": lambda value: not value,
     "response_format": lambda value: not value or value in ("text", {"type": "text"}),
 }
-"""Sampling parameters that change the distribution, and whether a value leaves it as it is. null always does."""
+"""Sampling parameters that change the distribution, and whether a value leaves it as it is.
+
+null is the engine's own default, which is neutral unless vLLM was told to take a model's `generation_config.json`.
+"""
 
 
 @dataclass(frozen=True)

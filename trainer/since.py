@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from tracegrad.errors import SettingsError
 
 LAST = "last"
+LATEST_NS = 2**63 - 1
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -31,4 +32,4 @@ def parse_since(text: str, now_ns: int) -> Since:
             f"bad since {text!r}: give last, a time like 2026-01-31T12:00, or an age like 7d"
         ) from error
     zoned = time if time.tzinfo else time.replace(tzinfo=UTC)
-    return Since(round(zoned.timestamp() * 1e9), untrained_only=False)
+    return Since(min(round(zoned.timestamp() * 1e9), LATEST_NS), untrained_only=False)

@@ -4,6 +4,7 @@ Writing is idempotent: the tables replace rows of equal key, so a step may be re
 in `train_steps` comes last; a step without it has not been recorded.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,10 @@ from trainer.records import SampleRecord, StepRecord
 from trainer.samples import Rollout
 from trainer.since import Since
 from trainer.transitions import Attempt, Call
+
+# They tell of every retry; what is left of it in the end is one error of ours.
+for noisy in ("urllib3.connectionpool", "clickhouse_connect"):
+    logging.getLogger(noisy).setLevel(logging.ERROR)
 
 SQL = Path(__file__).parent / "sql"
 IDS_A_QUERY = 100
@@ -171,11 +176,13 @@ class Store:
         try:
             yield
         except ClickHouseError as error:
-            text = str(error).strip().replace("\n", " ")
             if getattr(error, "code", None) is not None:
+                text = " ".join(str(error).split())
                 raise TracegradError(f"the store at {self._url} refused a query: {text}") from error
+            cause = getattr(error.__cause__, "reason", error.__cause__ or error)
             raise UnreachableError(
-                f"no store at {self._url}: start one with `tracegrad up` or `tracegrad collector` ({text})"
+                f"no store at {self._url} ({str(cause).rpartition(': ')[2]}): start one with `tracegrad up` or "
+                "`tracegrad collector`"
             ) from error
 
 

@@ -1,11 +1,22 @@
-"""What the trainer's tests share: calls, as the store gives them."""
+"""What the trainer's tests share: calls, a real collector, recorded runs of agents, and a job on them."""
 
 import dataclasses
-from collections.abc import Callable
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import clickhouse_connect
 import numpy as np
 import pytest
+from recorded_agents import Collector, RecordedAgents, Sql
+from training_doubles import SidecarDouble
+from training_world import Learners, World
 
+from trainer.config import TrainConfig
 from trainer.transitions import Call
 
 MakeCall = Callable[..., Call]
@@ -40,3 +51,68 @@ def make_call() -> MakeCall:
         return dataclasses.replace(call, **changes)  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collector]:
+    """One real collector process for the session. Tests keep apart by using policies of their own."""
+    log = tmp_path_factory.mktemp("collector") / "stderr.log"
+    command = [sys.executable, "-m", "tracegrad", "collector", "--data", str(log.parent / "store")]
+    command += ["--otlp-http-port", "0", "--clickhouse-port", "0"]
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(command, stderr=stderr)
+    try:
+        deadline = time.monotonic() + 60
+        while (ready := re.search(r"collector ready.*", log.read_text())) is None:
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"no collector, status {process.poll()}:\n{log.read_text()[-3000:]}")
+            time.sleep(0.05)
+        ports = {name: int(port) for name, port in re.findall(r"(\w+)=\S*?:(\d+)", ready[0])}
+        yield Collector(f"http://127.0.0.1:{ports['otlp_http']}", f"http://127.0.0.1:{ports['clickhouse']}")
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.fixture
+def sql(collector: Collector) -> Iterator[Sql]:
+    """A function that asks the store: SQL and parameters -> rows."""
+    host, port = collector.clickhouse.removeprefix("http://").split(":")
+    client = clickhouse_connect.get_client(host=host, port=int(port), database="otel")
+    yield lambda query, **parameters: list(client.query(query, parameters=parameters).named_results())
+    client.close()
+
+
+@pytest.fixture
+def agents(collector: Collector, sql: Sql) -> RecordedAgents:
+    """Agents on a policy that no other test uses."""
+    return RecordedAgents(collector, f"policy-{secrets.token_hex(4)}", sql)
+
+
+@pytest.fixture
+def sidecar(agents: RecordedAgents) -> Iterator[SidecarDouble]:
+    """A sidecar's double on a port of its own, with the agents' policy."""
+    with SidecarDouble(agents.policy).serving() as double:
+        yield double
+
+
+@pytest.fixture
+def config(sidecar: SidecarDouble, tmp_path: Path) -> TrainConfig:
+    """A job on the agents' policy, with a base model of a few bytes."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"vocab_size": 64}')
+    (model / "model.safetensors").write_bytes(b"base weights")
+    return TrainConfig.model_validate(
+        {
+            "data": {"policy": sidecar.policy},
+            "engine": {"model": model, "checkpoints": tmp_path / "checkpoints"},
+            "publish": {"sidecar": sidecar.url, "weights": tmp_path / "weights"},
+        }
+    )
+
+
+@pytest.fixture
+def world(agents: RecordedAgents, config: TrainConfig, sidecar: SidecarDouble, sql: Sql) -> World:
+    """A job on the agents' policy, and all that it meets."""
+    return World(agents, config, sidecar, sql, Learners())

@@ -65,6 +65,7 @@ def test_without_a_lineage_age_does_not_count(call: Callable[..., Call]) -> None
         ({"top_k": 50}, False),
         ({"min_p": 0.05}, False),
         ({"repetition_penalty": 1.1}, False),
+        ({"tool_choice": "required"}, False),
         ({"response_format": {"type": "json_object"}}, False),
     ],
 )

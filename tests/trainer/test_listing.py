@@ -1,0 +1,141 @@
+"""`tracegrad transitions`: the contract's fields, in its order, with the numbers that training used."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from recorded_agents import Collector, RecordedAgents
+from training_doubles import CountingLearner
+from typer.testing import CliRunner
+
+from tracegrad.cli import app
+from tracegrad.errors import SettingsError
+from trainer import run
+from trainer.config import TrainConfig
+from trainer.listing import iso_time
+from trainer.since import parse_since
+
+FIELDS = (
+    "rollout_id attempt task_id agent trace_id span_id index prompt_token_ids response_token_ids logprobs reward "
+    "credit advantage next_span_id next_prompt_token_ids terminal policy policy_version started_at used drop_reason"
+)
+
+
+def command(collector: Collector, *arguments: str) -> str:
+    done = CliRunner().invoke(
+        app, ["transitions", *arguments], env={"TRACEGRAD_CLICKHOUSE": collector.clickhouse}, catch_exceptions=False
+    )
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def listed(collector: Collector, *arguments: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in command(collector, "--json", *arguments).splitlines()]
+
+
+def test_one_object_a_line_with_the_contracts_fields(agents: RecordedAgents) -> None:
+    good = agents.run("one", 1.0, n_calls=2)
+    bad = agents.run("one", 0.0, n_calls=1)
+    lines = listed(agents.collector, "--policy", agents.policy)
+    assert [" ".join(line) for line in lines] == [FIELDS] * 3
+    assert [line["rollout_id"] for line in lines] == sorted([good, good, bad])
+    assert lines == sorted(lines, key=lambda line: (line["rollout_id"], line["started_at"], line["span_id"]))
+
+    first, last = (line for line in lines if line["rollout_id"] == good)
+    assert (first["index"], last["index"]) == (0, 1)
+    assert (first["terminal"], last["terminal"]) == (False, True)
+    assert (first["next_span_id"], last["next_span_id"]) == (last["span_id"], None)
+    assert (first["next_prompt_token_ids"], last["next_prompt_token_ids"]) == ([1, 2, 1], None)
+    assert first["prompt_token_ids"] == [1, 2, 0]
+    assert first["logprobs"] == [-0.5, -0.25]
+    assert (first["reward"], first["credit"]) == (0.0, 1.0)
+    assert first["advantage"] == pytest.approx(0.7071, abs=1e-4)
+    assert (first["policy"], first["policy_version"]) == (agents.policy, 0)
+    assert (first["used"], first["drop_reason"]) == (True, None)
+
+
+def test_filters_do_not_change_advantages(agents: RecordedAgents) -> None:
+    good = agents.run("one", 1.0)
+    agents.run("one", 0.0)
+    agents.run("two", 1.0)
+    alone = listed(agents.collector, "--rollout", good)
+    assert {line["rollout_id"] for line in alone} == {good}
+    assert [line["advantage"] for line in alone] == pytest.approx([0.7071, 0.7071], abs=1e-4)
+    of_task = listed(agents.collector, "--task", f"{agents.policy}.one", "--no-advantage")
+    assert len(of_task) == 4
+    assert {line["advantage"] for line in of_task} == {None}
+    assert listed(agents.collector, "--task", "unheard of") == []
+    assert listed(agents.collector, "--policy", agents.policy, "--agent", "nobody") == []
+    assert listed(agents.collector, "--policy", agents.policy, "--since", "2999-01-01") == []
+    assert len(listed(agents.collector, "--policy", agents.policy, "--since", "1h")) == 6
+
+
+def test_what_no_step_would_look_at_says_why(agents: RecordedAgents) -> None:
+    agents.pair("one")
+    reasons = {
+        agents.run("one", 1.0, n_calls=1, split="eval"): "eval",
+        agents.run("one", None, n_calls=1): "no_reward",
+        agents.run("one", None, n_calls=1, finished=False): "running",
+    }
+    lines = listed(agents.collector, "--policy", agents.policy)
+    others = {line["rollout_id"]: line for line in lines if line["rollout_id"] in reasons}
+    assert {name: line["drop_reason"] for name, line in others.items()} == reasons
+    assert not any(line["used"] for line in others.values())
+    assert {line["advantage"] for line in others.values()} == {None}
+    assert sorted({round(line["advantage"], 4) for line in lines if line["used"]}) == [-0.7071, 0.7071]
+
+
+def test_a_trained_transition_keeps_its_batch_and_verdict(agents: RecordedAgents, config: TrainConfig) -> None:
+    agents.pair("one")
+    agents.run("one", 0.5, version=7)
+    before = listed(agents.collector, "--policy", agents.policy)
+    with run.opened_job(config, agents.collector.clickhouse, start_learner=CountingLearner.start) as job:
+        run.train_once(job, config, 1, lambda step: None)
+    agents.run("one", 5.0)
+    after = listed(agents.collector, "--policy", agents.policy)
+    new = listed(agents.collector, "--policy", agents.policy, "--since", "last")
+    assert {line["drop_reason"] for line in new} == {"singleton_group"}
+    old = [line for line in after if line["span_id"] in {line["span_id"] for line in before}]
+    assert len(after) == len(old) + len(new)
+    assert [line["advantage"] for line in old] == [line["advantage"] for line in before]
+    assert {line["drop_reason"] for line in before} == {None}
+    assert {line["drop_reason"] for line in old} == {None, "unknown_version"}
+
+
+def test_a_table_for_people(agents: RecordedAgents) -> None:
+    agents.pair("one")
+    header, *rows = command(agents.collector, "--policy", agents.policy).splitlines()
+    assert header.split()[:3] == ["ROLLOUT", "TASK", "AGENT"]
+    assert len(rows) == 4
+    assert all(f"{agents.policy}@0" in row and row.endswith("yes") for row in rows)
+
+
+def test_it_needs_a_store_and_no_torch(free_port: Any) -> None:
+    environment = os.environ | {"TRACEGRAD_CLICKHOUSE": f"http://127.0.0.1:{free_port()}"}
+    program = (
+        "import sys; from tracegrad.cli import main; sys.argv = ['tracegrad', 'transitions']\n"
+        "try: main()\n"
+        "finally: print(sorted({'torch', 'verl'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == "[]\n"
+    assert done.stderr.startswith("tracegrad: no store at http://127.0.0.1:")
+    assert done.stderr.count("\n") == 1
+
+
+def test_since() -> None:
+    now_ns = 10**18
+    assert parse_since("last", now_ns).untrained_only
+    assert parse_since("7d", now_ns).from_ns == now_ns - 7 * 86400 * 10**9
+    assert parse_since("2001-09-09T01:46:40", now_ns).from_ns == 10**18
+    assert parse_since("2001-09-09T03:46:40+02:00", now_ns).from_ns == 10**18
+    with pytest.raises(SettingsError, match="bad since 'yesterday'"):
+        parse_since("yesterday", now_ns)
+
+
+def test_times_keep_their_nanoseconds() -> None:
+    assert iso_time(10**18 + 7) == "2001-09-09T01:46:40.000000007Z"
