@@ -24,9 +24,9 @@ CREATE TABLE IF NOT EXISTS otel.train_steps
     from_version UInt64,
     to_version UInt64,
     algorithm LowCardinality(String),
-    -- The whole train.toml as JSON.
+    -- `config`: the whole train.toml, `metrics`: name -> number; both as JSON text.
     config String CODEC(ZSTD(1)),
-    metrics Map(LowCardinality(String), Float64),
+    metrics String CODEC(ZSTD(1)),
     started_at DateTime64(6),
     ended_at DateTime64(6)
 )

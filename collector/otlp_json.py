@@ -1,0 +1,36 @@
+"""OTLP's JSON form, as protobuf. It is protobuf's JSON mapping, but for trace and span ids, which are hex."""
+
+import base64
+from typing import Any
+
+import orjson
+from google.protobuf.json_format import ParseDict, ParseError
+
+from collector.nested import MalformedError
+from collector.signals import Signal
+
+IDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
+
+
+def to_protobuf(signal: Signal, body: bytes) -> bytes:
+    """The same request as protobuf. Raises MalformedError."""
+    request = signal.request()
+    try:
+        ParseDict(_base64_ids(orjson.loads(body)), request, ignore_unknown_fields=True)
+    except (orjson.JSONDecodeError, ParseError, ValueError) as error:
+        raise MalformedError(f"the body is not an OTLP {signal.name} export request in JSON: {error}") from error
+    return request.SerializeToString()
+
+
+def _base64_ids(value: Any) -> Any:
+    match value:
+        case dict():
+            return {
+                key: base64.b64encode(bytes.fromhex(item)).decode()
+                if key in IDS and isinstance(item, str)
+                else _base64_ids(item)
+                for key, item in value.items()
+            }
+        case list():
+            return [_base64_ids(item) for item in value]
+    return value

@@ -1,0 +1,40 @@
+"""The two kinds of OTLP data that are stored, and what differs between them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.message import Message
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+from collector.engine import Connection, quote
+
+PROTO = Path(__file__).parent / "otlp.proto"
+
+
+@dataclass(frozen=True)
+class Signal:
+    """`table` is the Null table whose view turns requests into rows; `request` and `response` are OTLP's messages."""
+
+    name: str
+    table: str
+    request: type[Message]
+    response: type[Message]
+
+    def insert(self, connection: Connection, body: bytes) -> None:
+        """Store one request, or several concatenated: protobuf merges them. Raises EngineError."""
+        schema = {
+            "input_format_protobuf_oneof_presence": "1",
+            "format_schema_source": "string",
+            "format_schema": PROTO.read_text(),
+            "format_schema_message_name": self.request.DESCRIPTOR.name,
+        }
+        settings = "SETTINGS " + ", ".join(f"{name} = {quote(value)}" for name, value in schema.items())
+        connection.insert(f"INSERT INTO otel.{self.table}", settings, "ProtobufSingle", body)
+
+
+TRACES = Signal("traces", "otlp_traces", ExportTraceServiceRequest, ExportTraceServiceResponse)
+LOGS = Signal("logs", "otlp_logs", ExportLogsServiceRequest, ExportLogsServiceResponse)
