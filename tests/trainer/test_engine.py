@@ -1,0 +1,342 @@
+"""The engine against plain torch and transformers: same loss, same gradient, same log-probabilities, same files."""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
+
+from tracegrad.errors import InputError, SettingsError, TracegradError
+from trainer.config import TrainConfig
+from trainer.engine import Engine
+from trainer.rows import Row
+
+pytestmark = pytest.mark.slow
+
+VOCABULARY, LR, WEIGHT_DECAY, CLIP_LOW, CLIP_HIGH = 61, 3e-3, 0.05, 0.2, 0.28
+
+
+@pytest.fixture(scope="session")
+def make_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A function that writes a random Llama of 20k parameters and returns its directory."""
+
+    def make(**changes: Any) -> Path:
+        torch.manual_seed(0)
+        shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 64}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+        given = {**shape, **heads, "tie_word_embeddings": False, "initializer_range": 0.3, **changes}
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **given))
+        directory = tmp_path_factory.mktemp("llama")
+        model.save_pretrained(directory)
+        return directory
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def llama(make_llama: Callable[..., Path]) -> Path:
+    """An untied random Llama."""
+    return make_llama()
+
+
+def config_of(model: Path, **algorithm: Any) -> TrainConfig:
+    engine: dict[str, Any] = {"model": model, "lr": LR, "weight_decay": WEIGHT_DECAY, "max_grad_norm": 1e9}
+    engine["micro_batch_rows"] = algorithm.pop("micro_batch_rows", 4)
+    engine["max_grad_norm"] = algorithm.pop("max_grad_norm", 1e9)
+    return TrainConfig.model_validate({"engine": engine, "algorithm": algorithm})
+
+
+def make_rows(model: Path, seed: int = 0) -> list[Row]:
+    """Three rollouts of 3, 1 and 3 rows, of unequal lengths; the middle one has advantage 0.
+
+    Behaviour is the present policy up to noise: some ratios lie beyond the clip range, some beyond dual clip's 3.
+    """
+    rng = np.random.default_rng(seed)
+    llama = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    rows = []
+    for n_rows, advantage in ((3, 1.3), (1, 0.0), (3, -0.9)):
+        lengths = [(int(rng.integers(1, 9)), int(rng.integers(1, 12))) for _ in range(n_rows)]
+        weight = 1 / (3 * sum(r for _, r in lengths))
+        for p, r in lengths:
+            prompt, response = rng.integers(0, VOCABULARY, p), rng.integers(0, VOCABULARY, r)
+            row = Row(prompt, response, np.zeros(r, np.float32), advantage, weight)
+            with torch.no_grad():
+                exact = log_probs_of(llama, row).numpy()
+            noise = rng.normal(0, 0.5, r)
+            noise[0] = -1.5
+            rows.append(dataclasses.replace(row, behaviour_logprobs=(exact + noise).astype(np.float32)))
+    rng.shuffle(rows)  # type: ignore[arg-type]
+    return rows
+
+
+def log_probs_of(model: Any, row: Row) -> torch.Tensor:
+    ids = torch.from_numpy(np.concatenate([row.prompt_token_ids, row.response_token_ids]))[None]
+    logits = model(input_ids=ids).logits[0, len(row.prompt_token_ids) - 1 : -1]
+    return logits.log_softmax(-1).gather(-1, ids[0, len(row.prompt_token_ids) :, None])[:, 0]
+
+
+def reference_loss(model: Any, rows: list[Row]) -> torch.Tensor:
+    """Clipped PPO loss with dual clip at 3 (Schulman et al. 2017, eq. 7; Ye et al. 2020), learning.md Level 3."""
+    total = torch.zeros(())
+    for row in rows:
+        ratio = (log_probs_of(model, row) - torch.from_numpy(row.behaviour_logprobs)).exp()
+        clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
+        objective = torch.minimum(ratio * row.advantage, clipped * row.advantage)
+        if row.advantage < 0:
+            objective = objective.clamp(min=3 * row.advantage)
+        total = total - row.weight * objective.sum()
+    return total
+
+
+class Recorder:
+    """Keeps the gradients that the engine's optimizer is given."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.steps: list[dict[str, torch.Tensor]] = []
+        verl = engine._worker.engine
+
+        def record(*_: Any) -> None:
+            named = verl.module.named_parameters()
+            self.steps.append({name: parameter.grad.full_tensor().clone() for name, parameter in named})
+
+        verl.optimizer.register_step_pre_hook(record)
+
+
+def test_importing_the_engine_changes_nothing_else(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """verl prints, reads its rank from the environment and has gloo listen: none of it may show."""
+    before = dict(os.environ)
+    Engine(config_of(llama)).close()
+    written = capfd.readouterr()
+    assert written.out == ""
+    assert written.err == ""
+    assert dict(os.environ) == before
+    listening = {c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    assert listening <= {"127.0.0.1", "::1"}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("micro_batch_rows", [1, 3, 64])
+def test_update_is_plain_torch(make_llama: Callable[..., Path], tied: bool, micro_batch_rows: int) -> None:
+    """Gradient of every parameter and weights after two epochs; 7 rows in threes need two padding rows."""
+    model = make_llama(tie_word_embeddings=tied)
+    rows = make_rows(model)
+    engine = Engine(config_of(model, epochs=2, micro_batch_rows=micro_batch_rows))
+    recorder = Recorder(engine)
+    metrics = engine.update(rows)
+
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
+    losses, norms, ratios = [], [], []
+    for gradients in recorder.steps:
+        optimizer.zero_grad()
+        loss = reference_loss(plain, rows)
+        loss.backward()
+        for name, parameter in plain.named_parameters():
+            torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=2e-6, msg=name)
+        with torch.no_grad():
+            ratios.append(torch.cat([log_probs_of(plain, r) - torch.from_numpy(r.behaviour_logprobs) for r in rows]))
+        losses.append(loss.item())
+        norms.append(torch.nn.utils.get_total_norm([p.grad for p in plain.parameters()]).item())
+        optimizer.step()
+    assert len(recorder.steps) == 2
+    assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert metrics["grad_norm"] == pytest.approx(np.mean(norms), rel=1e-5)
+    assert metrics["lr"] == pytest.approx(LR)
+    assert metrics["ppo_kl"] == pytest.approx(-torch.cat(ratios).mean().item(), rel=1e-4)
+    assert 0 < metrics["clip_fraction"] < 1
+    assert 0 < metrics["dual_clip_fraction"] < 1
+    for name, weight in weights_of(engine, model.parent / "out.safetensors").items():
+        torch.testing.assert_close(weight, plain.state_dict()[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def weights_of(engine: Engine, file: Path) -> dict[str, torch.Tensor]:
+    engine.write_weights(file)
+    return load_file(file)
+
+
+def test_the_gradient_is_clipped_by_its_norm(llama: Path) -> None:
+    engine = Engine(config_of(llama, max_grad_norm=1e-3))
+    recorder = Recorder(engine)
+    metrics = engine.update(make_rows(llama))
+    clipped = torch.nn.utils.get_total_norm(list(recorder.steps[0].values()))
+    assert metrics["grad_norm"] > 1e-2
+    assert clipped.item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_other_aggregations_are_verls_and_ignore_weights(llama: Path) -> None:
+    """token-mean: every trained token counts the same, padding rows none."""
+    rows = make_rows(llama)
+    engine = Engine(config_of(llama, aggregation="token-mean", micro_batch_rows=3))
+    metrics = engine.update(rows)
+    n_tokens = sum(len(row.response_token_ids) for row in rows)
+    equal = [dataclasses.replace(row, weight=1 / n_tokens) for row in rows]
+    plain = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    assert metrics["loss"] == pytest.approx(reference_loss(plain, equal).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["dppo_tv", "dppo_kl", "gspo", "gpg", "clip_cov", "kl_cov", "cispo"])
+def test_verls_other_losses_take_row_weights(llama: Path, loss: str) -> None:
+    """The loss is linear in the weights, whatever it is in the advantage."""
+    rows = make_rows(llama)
+    double = [dataclasses.replace(row, weight=2 * row.weight) for row in rows]
+    found = []
+    for given in (rows, double):
+        torch.manual_seed(1)  # clip_cov draws which tokens it drops
+        engine = Engine(config_of(llama, loss=loss, micro_batch_rows=64))
+        found.append(engine.update(given)["loss"])
+    assert found[0] != 0
+    assert found[1] == pytest.approx(2 * found[0], rel=1e-5)
+
+
+def test_log_probs_are_transformers(llama: Path) -> None:
+    """Each row's own, in the order they came in, whatever the micro-batch."""
+    rows = make_rows(llama)
+    plain = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    for micro_batch_rows in (2, 64):
+        found = Engine(config_of(llama, micro_batch_rows=micro_batch_rows)).log_probs(rows)
+        for row, log_probs in zip(rows, found, strict=True):
+            with torch.no_grad():
+                expected = log_probs_of(plain, row).numpy()
+            assert log_probs.dtype == np.float32
+            np.testing.assert_allclose(log_probs, expected, atol=1e-5)
+    assert Engine(config_of(llama)).log_probs([]) == []
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_load_in_transformers(make_llama: Callable[..., Path], tmp_path: Path, tied: bool) -> None:
+    """Names and values are those of the model that came in, a tied lm_head is not written twice."""
+    model = make_llama(tie_word_embeddings=tied)
+    file = tmp_path / "policy" / "1" / "model.safetensors"
+    tensors = weights_of(Engine(config_of(model)), file)
+    original = load_file(model / "model.safetensors")
+    assert tensors.keys() == original.keys()
+    assert ("lm_head.weight" in tensors) is not tied
+    for name, tensor in original.items():
+        assert torch.equal(tensors[name], tensor), name
+    shutil.copy(model / "config.json", file.parent)
+    loaded = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    row = make_rows(model)[0]
+    with torch.no_grad():
+        assert torch.equal(log_probs_of(loaded, row), log_probs_of(plain, row))
+    assert sorted(path.name for path in file.parent.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_weights_that_are_not_finite_are_not_written(make_llama: Callable[..., Path], tmp_path: Path) -> None:
+    model = make_llama()
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(TracegradError, match=r"model\.norm\.weight are not finite, nothing was written"):
+        Engine(config_of(model)).write_weights(tmp_path / "w" / "model.safetensors")
+    assert not (tmp_path / "w").exists()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_resumed_engine_goes_on_as_if_nothing_had_happened(
+    make_llama: Callable[..., Path], tmp_path: Path, tied: bool
+) -> None:
+    """Weights, optimizer and random state, bit for bit; the dropout makes the random state matter."""
+    model = make_llama(tie_word_embeddings=tied, attention_dropout=0.2)
+    config = config_of(model)
+    batches = [make_rows(model, seed) for seed in range(3)]
+    engine = Engine(config)
+    for rows in batches[:2]:
+        engine.update(rows)
+    engine.save(tmp_path / "step-2")
+    uninterrupted = engine.update(batches[2])
+    expected = weights_of(engine, tmp_path / "expected.safetensors")
+    engine.close()
+
+    torch.manual_seed(99)
+    resumed = Engine(config, tmp_path / "step-2")
+    assert resumed.update(batches[2]) == uninterrupted
+    found = weights_of(resumed, tmp_path / "found.safetensors")
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight), name
+
+
+def test_saving_again_replaces_a_checkpoint(llama: Path, tmp_path: Path) -> None:
+    engine = Engine(config_of(llama))
+    engine.save(tmp_path / "c")
+    engine.update(make_rows(llama))
+    engine.save(tmp_path / "c")
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+    resumed = Engine(config_of(llama), tmp_path / "c")
+    found, expected = weights_of(resumed, tmp_path / "a.st"), weights_of(engine, tmp_path / "b.st")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("broken", ["cut", "no file", "other format"])
+def test_a_checkpoint_that_is_not_whole_is_refused(llama: Path, tmp_path: Path, broken: str) -> None:
+    checkpoint = tmp_path / "c"
+    Engine(config_of(llama)).save(checkpoint)
+    optimizer = checkpoint / "optimizer.safetensors"
+    if broken == "cut":
+        optimizer.write_bytes(optimizer.read_bytes()[:-7])
+    elif broken == "no file":
+        optimizer.unlink()
+    else:
+        (checkpoint / "checkpoint.json").write_text(json.dumps({"format": 2}))
+    with pytest.raises(InputError, match=r"c is not a complete checkpoint|c has checkpoint format 2"):
+        Engine(config_of(llama), checkpoint)
+
+
+def test_a_checkpoint_of_another_model_is_refused(make_llama: Callable[..., Path], llama: Path, tmp_path: Path) -> None:
+    Engine(config_of(make_llama(intermediate_size=48))).save(tmp_path / "c")
+    with pytest.raises(InputError, match="is a checkpoint of another model"):
+        Engine(config_of(llama), tmp_path / "c")
+
+
+def test_a_step_without_finite_gradient_is_an_error_and_changes_nothing(
+    llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine = Engine(config_of(llama))
+    before = weights_of(engine, tmp_path / "before.st")
+    rows = make_rows(llama)
+    rows[0] = dataclasses.replace(rows[0], advantage=float("nan"))
+    with pytest.raises(TracegradError, match="the gradient is not finite"):
+        engine.update(rows)
+    assert capfd.readouterr().out == ""
+    after = weights_of(engine, tmp_path / "after.st")
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_models_that_cannot_be_trained_are_refused(llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"bad setting engine\.model: no model \(config\.json\)"):
+        Engine(config_of(tmp_path / "nowhere"))
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    BertForMaskedLM(BertConfig(vocab_size=9, **size)).save_pretrained(tmp_path / "bert")
+    with pytest.raises(SettingsError, match="not a causal language model but BertForMaskedLM"):
+        Engine(config_of(tmp_path / "bert"))
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "config.json").write_text('{"model_type": "nobody-knows"}')
+    with pytest.raises(SettingsError, match="odd is not a model: "):
+        Engine(config_of(tmp_path / "odd"))
+    (tmp_path / "empty").mkdir()
+    shutil.copy(llama / "config.json", tmp_path / "empty")
+    with pytest.raises(SettingsError, match="empty cannot be loaded: "):
+        Engine(config_of(tmp_path / "empty"))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ({"loss": "grpo"}, r"algorithm\.loss = 'grpo' cannot be used: choose one of vanilla"),
+        ({"loss": "geo_mean"}, r"'geo_mean' cannot be used \(verl averages it inside a micro-batch"),
+        ({"loss": "sapo"}, 'needs aggregation = "seq-mean-token-mean"'),
+        ({"aggregation": "mean"}, r"algorithm\.aggregation = 'mean' is not known: choose one of rollout-mean"),
+    ],
+)
+def test_algorithms_that_verl_cannot_compute_are_refused(llama: Path, algorithm: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Engine(config_of(llama, **algorithm))
