@@ -52,7 +52,7 @@ class Job:
         self._base_sha256 = ""
         self._number = 0
         self._pending: StepRecord | None = None
-        self._published: int | None = None
+        self._written: tuple[int, str] | None = None
 
     @property
     def version(self) -> int:
@@ -63,13 +63,12 @@ class Job:
         """Find out where the job stands, and finish a step that was interrupted: that step, if there was one."""
         self._base_sha256 = weights.base_sha256(self._config.engine.model)
         newest = self._directory.newest()
-        served = self._publisher.served_version(self._config.data.policy)
         if newest is None:
-            self._begin(served)
+            self._begin(self._publisher.served(self._config.data.policy).version)
             return None
         weights.check_continues(newest, self._config, self._base_sha256)
         self._number, self._lineage = newest.number, newest.lineage
-        self._check_served(served)
+        self._check_served(self._publisher.served(self._config.data.policy).version)
         if self._store.has_step(newest.step_id):
             self.publish_again_if_behind()
             return None
@@ -81,7 +80,7 @@ class Job:
         """Find out where the job stands and change nothing: the step that `start` would finish, if there is one."""
         newest = self._directory.newest()
         if newest is None:
-            self._lineage = (self._publisher.served_version(self._config.data.policy) or 0,)
+            self._lineage = (self._publisher.served(self._config.data.policy).version or 0,)
             return None
         self._lineage = newest.lineage
         return None if self._store.has_step(newest.step_id) else newest
@@ -166,15 +165,15 @@ class Job:
         return done
 
     def publish_again_if_behind(self) -> None:
-        """Bring engines that serve an older version, after a restart, back to the newest."""
-        served = self._publisher.served_version(self._config.data.policy)
-        self._check_served(served)
-        if served is None or served >= self.version or len(self._lineage) < 2:
+        """Bring engines back to the newest version: after a restart, or when they do not say what they serve."""
+        served = self._publisher.served(self._config.data.policy)
+        self._check_served(served.version)
+        if (served.all_known and served.version == self.version) or len(self._lineage) < 2:
             return
         log.warning(
-            "the engine serves older weights, publishing the newest again policy=%s served=%d newest=%d",
+            "an engine does not serve the newest weights, publishing them again policy=%s served=%s newest=%d",
             self._config.data.policy,
-            served,
+            served.version if served.all_known else "unknown",
             self.version,
         )
         self._hand_over(self.version)
@@ -239,8 +238,8 @@ class Job:
         self._number, self._lineage, self._pending = record.number, record.lineage, record
 
     def _publish(self, step: StepRecord) -> None:
+        sha256 = self._hand_over(step.to_version)
         file = weights.file_of(self._config.publish, step.policy, step.to_version)
-        sha256 = self._hand_over(step.to_version) if self._published != step.to_version else weights.sha256_of(file)
         self._store.record_version(
             step.policy,
             step.to_version,
@@ -252,12 +251,13 @@ class Job:
         )
 
     def _hand_over(self, version: int) -> str:
-        """Write the learner's weights and have every engine serve them; returns their sha256."""
+        """Write the learner's weights, once, and have every engine serve them; returns their sha256."""
         policy = self._config.data.policy
         file = weights.file_of(self._config.publish, policy, version)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self.load().write_weights(file)
-        sha256 = weights.sha256_of(file)
+        if self._written is None or self._written[0] != version:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self.load().write_weights(file)
+            self._written = version, weights.sha256_of(file)
+        sha256 = self._written[1]
         self._publisher.publish(policy, version, file, sha256)
-        self._published = version
         return sha256

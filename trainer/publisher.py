@@ -4,6 +4,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,17 @@ NOT_NOW = frozenset({502, 503, 504})
 """Answers of a sidecar whose engine is not there: trying again later may help."""
 
 
+@dataclass(frozen=True)
+class Served:
+    """`version`: the lowest that an engine serves; None when no engine says. `all_known`: whether every engine says.
+
+    An engine does not say while it is away, and after a publication that failed half-way.
+    """
+
+    version: int | None
+    all_known: bool
+
+
 class Publisher:
     """One sidecar's admin interface. Every method raises UnreachableError when nobody answers."""
 
@@ -22,8 +34,8 @@ class Publisher:
             raise SettingsError(f"bad setting publish.sidecar: {sidecar!r} is not an http:// address")
         self._url = sidecar.rstrip("/")
 
-    def served_version(self, policy: str) -> int | None:
-        """The lowest version that any replica serves; None when no engine says."""
+    def served(self, policy: str) -> Served:
+        """What the engines behind the sidecar serve."""
         policies = self._ask("GET", "/policies", None, ASK_TIMEOUT_S)["policies"]
         found = next((item for item in policies if item["name"] == policy), None)
         if found is None:
@@ -32,8 +44,9 @@ class Publisher:
                 f"the sidecar at {self._url} has no policy {policy!r} (it has: {known}): set `policy` in a [[model]] "
                 "of its configuration, or data.policy in the training configuration"
             )
-        versions = [replica.get("version") for replica in found.get("replicas", ())] or [found.get("version")]
-        return min((int(version) for version in versions if version is not None), default=None)
+        versions = [replica["version"] for replica in found["replicas"]]
+        lowest = min((version for version in versions if version is not None), default=None)
+        return Served(lowest, None not in versions)
 
     def publish(self, policy: str, version: int, weights: Path, sha256: str) -> None:
         """Have every replica serve `weights` as `version`. Publishing the same again changes nothing."""
@@ -51,12 +64,21 @@ class Publisher:
             with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
                 return json.load(answer)
         except urllib.error.HTTPError as error:
-            text = error.read(1000).decode(errors="replace").strip()
             kind = UnreachableError if error.code in NOT_NOW else TracegradError
-            raise kind(f"the sidecar at {self._url} answered {error.code} to {method} {path}: {text}") from error
+            raise kind(
+                f"the sidecar at {self._url} answered {error.code} to {method} {path}: {_said(error)}"
+            ) from error
         except OSError as error:
             raise UnreachableError(
                 f"no sidecar at {self._url} ({error}): start one with `tracegrad up`, or set publish.sidecar"
             ) from error
         except ValueError as error:
             raise TracegradError(f"{self._url}{path} is not a sidecar's admin interface: {error}") from error
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    text = error.read(4000).decode(errors="replace")
+    try:
+        return str(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError):
+        return " ".join(text.split())

@@ -35,7 +35,7 @@ IDS_A_QUERY = 100
 
 @dataclass(frozen=True)
 class Backlog:
-    """How many attempts there are to learn from, by what became of them; the rest of `total` adds up to it."""
+    """How many attempts there are in all, and of these how many of each kind. Held-out ones are not counted."""
 
     total: int
     ready: int

@@ -82,10 +82,11 @@ class SidecarDouble:
                 assert self.path == f"/policies/{state.policy}/publish"
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 if state.refuse_with is not None:
-                    self._answer(state.refuse_with, {"error": {"message": "the engine does not answer"}})
+                    self._answer(state.refuse_with, {"error": "the engine does not answer"})
                     return
                 content = Path(body["weights"]).read_bytes()
                 assert hashlib.sha256(content).hexdigest() == body["sha256"]
+                assert dict(state.published).get(body["version"], body["sha256"]) == body["sha256"], "other weights"
                 state.version = body["version"]
                 state.published.append((body["version"], body["sha256"]))
                 self._answer(200, {"name": state.policy, "version": state.version})

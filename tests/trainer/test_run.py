@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -106,6 +107,17 @@ def test_an_age_trains_again_on_what_was_trained(agents: RecordedAgents, config:
         with run.opened_job(again, agents.collector.clickhouse, start_learner=CountingLearner.start) as job:
             run.train_once(job, again, 1, steps.append)
     assert [step.to_version for step in steps] == [1, 2]
+
+
+def test_the_first_signal_stops_gently_the_second_at_once() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with run.stop_on_signals() as stop:
+        assert not stop.is_set()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.fixture
