@@ -1,12 +1,14 @@
 """`train.toml`: what one training job learns from, how it assigns credit, what it optimises, where it publishes."""
 
+import time
 import tomllib
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tracegrad.errors import SettingsError
+from trainer.since import parse_since
 
 NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 """Names that are parts of paths: never `..`."""
@@ -32,6 +34,12 @@ class DataConfig(_Section):
     min_group: int = Field(default=2, ge=1)
     max_staleness: int = Field(default=4, ge=0)
     logprob_tolerance: float = Field(default=1e-2, gt=0)
+
+    @field_validator("since")
+    @classmethod
+    def _since_can_be_read(cls, text: str) -> str:
+        parse_since(text, time.time_ns())
+        return text
 
 
 class CreditConfig(_Section):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tracegrad.cli import app
 from tracegrad.errors import SettingsError
 from trainer import run
-from trainer.config import TrainConfig
+from trainer.config import DataConfig, TrainConfig
 from trainer.listing import iso_time
 from trainer.since import parse_since
 
@@ -135,6 +135,8 @@ def test_since() -> None:
     assert parse_since("2001-09-09T03:46:40+02:00", now_ns).from_ns == 10**18
     with pytest.raises(SettingsError, match="bad since 'yesterday'"):
         parse_since("yesterday", now_ns)
+    with pytest.raises(SettingsError, match="bad since 'yesterday'"):
+        DataConfig(since="yesterday")
 
 
 def test_times_keep_their_nanoseconds() -> None:

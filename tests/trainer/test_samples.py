@@ -1,10 +1,14 @@
 """Samples: statistics before drops, reasons of groups, weights that count rollouts."""
 
+import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainer.gate import Gate
 from trainer.samples import Rollout, Sample, rows_of, samples_of
@@ -15,7 +19,7 @@ GATE = Gate(max_prompt_tokens=100, max_response_tokens=100, max_staleness=1, lin
 MakeRollout = Callable[..., Rollout]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def rollout(make_call: Callable[..., Call]) -> MakeRollout:
     def make(name: str, reward: float, n_calls: int = 1, task: str = "t", **changes: Any) -> Rollout:
         values = {"policy_version": 2, **changes}
@@ -103,3 +107,38 @@ def test_only_the_policys_calls_are_samples(rollout: MakeRollout) -> None:
     found = samples([rollout("a", 1), rollout("b", 0), rollout("c", 0, policy="other")])
     assert [sample.rollout[0] for sample in found] == ["a", "b"]
     assert [sample.advantage for sample in found] == pytest.approx([0.7071, -0.7071], abs=1e-4)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, 4), st.booleans()),
+        max_size=9,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_every_rollout_weighs_the_same_in_any_order(
+    rollout: MakeRollout, shapes: list[tuple[str, float, int, bool]], shuffler: random.Random
+) -> None:
+    rollouts = [
+        rollout(f"r{number}", reward, n_calls, task, policy_version=2 if fresh else 0)
+        for number, (task, reward, n_calls, fresh) in enumerate(shapes)
+    ]
+    found = samples(rollouts)
+    shuffler.shuffle(rollouts)
+    assert samples_summary(samples(rollouts)) == samples_summary(found)
+
+    n_rollouts = len({sample.rollout for sample in found if sample.grouped})
+    mass: dict[object, float] = defaultdict(float)
+    for sample, row in zip([sample for sample in found if sample.used], rows_of(found), strict=True):
+        mass[sample.rollout] += row.weight * len(row.response_token_ids)
+    assert [value * n_rollouts for value in mass.values()] == pytest.approx([1.0] * len(mass))
+    for task in "abc":
+        of_task = {sample.rollout: sample.advantage for sample in found if sample.transition.call.task_id == task}
+        assert sum(of_task.values()) == pytest.approx(0, abs=1e-9), "a group's advantages balance"
+
+
+def samples_summary(found: Sequence[Sample]) -> list[tuple[object, ...]]:
+    return [
+        (sample.transition.call.span_id, round(sample.advantage, 9), sample.drop_reason, sample.grouped)
+        for sample in found
+    ]
