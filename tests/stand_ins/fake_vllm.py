@@ -91,7 +91,7 @@ class FakeVllm:
             "method": request.method,
             "path": request.raw_path,
             "headers": {name.lower(): value for name, value in request.headers.items()},
-            "body": body.decode(errors="replace"),
+            "body": body[:1000].decode(errors="replace"),
             "length": len(body),
         }
         return web.json_response(seen, headers={"x-from-upstream": "yes"}, status=201)
@@ -109,7 +109,10 @@ class FakeVllm:
             self.updating = self.updating and bool(body["update_info"]["path"])
             if not self.updating:
                 return web.Response(status=500, text="Internal Server Error")
-        {"pause": self.running.clear, "resume": self.running.set}.get(name, bool)()
+        if name == "pause":
+            self.running.clear()
+        elif name == "resume":
+            self.running.set()
         self.updating = {"start_weight_update": True, "finish_weight_update": False}.get(name, self.updating)
         self.version = body.get("weight_version") or self.version
         return web.json_response({"success": True})

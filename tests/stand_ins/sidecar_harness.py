@@ -60,12 +60,17 @@ class Receiver:
 
     async def wait(self, count: int = 1) -> list[ReceivedSpan]:
         """The spans, once there are `count`; then no more may come for a moment."""
+        await self.wait_at_least(count)
+        await asyncio.sleep(0.15)
+        assert len(self.spans) == count, [one.name for one in self.spans]
+        return self.spans
+
+    async def wait_at_least(self, count: int) -> list[ReceivedSpan]:
+        """The spans, once there are `count` or no more come."""
         for _ in range(400):
             if len(self.spans) >= count:
                 break
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.15)
-        assert len(self.spans) == count, [one.name for one in self.spans]
         return self.spans
 
     async def one(self) -> ReceivedSpan:

@@ -185,7 +185,7 @@ class Launcher:
         interruption, message = None, ""
         if not ended.done():
             interruption = "interrupted" if stopped.done() else "timeout"
-            message = "" if stopped.done() else f"not done after {self._timeout_s:g} s"
+            message = "the launcher was stopped" if stopped.done() else f"not done after {self._timeout_s:g} s"
         stopped.cancel()
         await end_group(agent.pid)
         await asyncio.wait({ended}, timeout=LEFT_OPEN_S)
