@@ -51,7 +51,10 @@ def unknown_model(name: str | None, known: Mapping[str, Any]) -> web.Response:
 async def _all_models(
     session: aiohttp.ClientSession, routes: Routes, request: web.Request
 ) -> dict[str, dict[str, Any]] | None:
-    sources = {url: route for route in reversed(routes.entries) for url in route.upstreams}
+    sources: dict[str, Route] = {}
+    for entry in routes.entries:
+        for url in entry.upstreams:
+            sources.setdefault(url, entry)
     answers = await asyncio.gather(*(_ask(session, route, url, request) for url, route in sources.items()))
     if all(answer is None for answer in answers):
         return None

@@ -95,6 +95,8 @@ class Replica:
         """The engine named its version."""
         if not self.healthy:
             log.info("replica found url=%s version=%d", self.url, version)
+        if self.version not in (None, version):
+            self.transfer_ready = False  # not our doing: a restart that was too quick to be seen otherwise
         self.healthy, self.problem = True, ""
         self.observed(version)
 

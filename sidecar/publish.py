@@ -90,10 +90,10 @@ class Publisher:
 
 async def swap(session: aiohttp.ClientSession, replica: Replica, weights: Weights) -> float:
     """Load weights into one replica; returns how long (s) it stood still. Raises EngineError."""
+    await replica.confirmed()
     if not replica.transfer_ready:
         await engine.init_transfer(session, replica.url)
         replica.transfer_ready = True
-    await replica.confirmed()
     replica.set_gate(updating=True)
     replica.observed(None)
     started = time.monotonic()

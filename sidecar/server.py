@@ -1,7 +1,7 @@
 """The sidecar process: both ports, the watch over the engines, and an orderly end.
 
 At the end no new connection is taken, calls in flight may finish for `SHUTDOWN_S`, and every span is sent, for at most
-the sender's own limit. What is cut off is recorded as `aborted`; what cannot be sent is counted and logged.
+half of that. What is cut off is recorded as `aborted`; what cannot be sent is counted and logged.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ async def serve(settings: Settings, *, shutdown_s: float = SHUTDOWN_S) -> AsyncI
     routes = build_routes(settings)
     metrics = Metrics()
     async with AsyncExitStack() as stack:
-        sender = await stack.enter_async_context(OtlpSender(settings.otlp, SERVICE))
+        sender = await stack.enter_async_context(OtlpSender(settings.otlp, SERVICE, close_timeout_s=shutdown_s / 2))
         session = await stack.enter_async_context(client_session())
         await stack.enter_async_context(_watched(routes))
         recorder = Recorder(sender, metrics)
