@@ -1,0 +1,150 @@
+"""The process: ports, signals, an orderly end. And the parts that every start depends on."""
+
+import asyncio
+import contextlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from fake_vllm import FakeVllm
+from sidecar_harness import Receiver
+
+from sidecar.routes import build_routes
+from sidecar.server import serve
+from tracegrad.errors import SettingsError
+from tracegrad.settings import Settings
+
+COMMAND = (sys.executable, "-c", "from tracegrad.cli import main; main()", "sidecar")
+CHAT = {"model": "policy", "messages": []}
+
+
+def configure(directory: Path, fake: FakeVllm, receiver: Receiver, port: int = 0) -> Path:
+    file = directory / "tracegrad.toml"
+    file.write_text(
+        f'otlp = "{receiver.url}"\n[sidecar]\nport = {port}\nadmin_port = 0\n'
+        f'[[model]]\nname = "policy"\nupstream = "{fake.url}"\npolicy = "policy"\napi_key = "sk-secret"\n'
+    )
+    return file
+
+
+@contextlib.asynccontextmanager
+async def running(config: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, str, str]]:
+    """A sidecar process, its URL, and what it wrote until it was ready."""
+    process = await asyncio.create_subprocess_exec(*COMMAND, "--config", str(config), stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    try:
+        line = await asyncio.wait_for(process.stderr.readuntil(b"sidecar ready "), 30)
+        ports = (await process.stderr.readline()).decode()
+        match = re.fullmatch(r"port=(\d+) admin_port=(\d+)\n", ports)
+        assert match is not None, ports
+        yield process, f"http://127.0.0.1:{match[1]}", line.decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_stopped_sidecar_finishes_its_calls_and_sends_its_spans(
+    tmp_path: Path, fake: FakeVllm, receiver: Receiver, number: signal.Signals
+) -> None:
+    fake.token_delay_s = 0.1
+    async with running(configure(tmp_path, fake, receiver)) as (process, url, _), aiohttp.ClientSession() as client:
+        answer = await client.post(f"{url}/v1/chat/completions", json=CHAT | {"stream": True})
+        await answer.content.readany()
+        process.send_signal(number)
+        assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert process.stderr is not None
+        assert b"sk-secret" not in await process.stderr.read()
+    assert [span.attributes["tracegrad.trainable"] for span in receiver.spans] == [True]
+
+
+async def test_a_second_signal_ends_it_at_once(tmp_path: Path, fake: FakeVllm, receiver: Receiver) -> None:
+    fake.token_delay_s = 30
+    async with running(configure(tmp_path, fake, receiver)) as (process, url, _), aiohttp.ClientSession() as client:
+        await client.post(f"{url}/v1/chat/completions", json=CHAT | {"stream": True})
+        for _ in range(2):
+            process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.3)
+        assert await asyncio.wait_for(process.wait(), 5) == -signal.SIGTERM
+
+
+async def test_what_the_end_cuts_off_is_recorded_as_aborted(fake: FakeVllm, receiver: Receiver) -> None:
+    fake.token_delay_s = 30
+    settings = Settings.model_validate(
+        {
+            "otlp": receiver.url,
+            "sidecar": {"port": 0, "admin_port": 0},
+            "model": [{"name": "policy", "upstream": fake.url, "policy": "policy"}],
+        }
+    )
+    async with aiohttp.ClientSession() as client:
+        async with serve(settings, shutdown_s=0.3) as ports:
+            url = f"http://127.0.0.1:{ports.port}/v1/chat/completions"
+            answer = await client.post(url, json=CHAT | {"stream": True})
+        with pytest.raises(aiohttp.ClientError):
+            await answer.read()
+    span = await receiver.one()
+    assert span.attributes["tracegrad.untrainable.reason"] == "aborted"
+    assert span.attributes["error.type"] == "shutdown"
+
+
+def test_a_port_in_use_is_one_line_and_exit_1(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        config = configure(tmp_path, FakeVllm("http://127.0.0.1:1"), Receiver("http://127.0.0.1:1"), port)
+        done = subprocess.run((*COMMAND, "--config", config), capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if line.startswith("tracegrad: ")]
+    assert errors == [
+        f"tracegrad: port {port} on 127.0.0.1 is in use, so the sidecar cannot start:"
+        " stop what holds it or choose another port"
+    ]
+    assert "Traceback" not in done.stderr
+
+
+def test_the_sidecar_never_loads_torch() -> None:
+    check = "import sys, sidecar.server; sys.exit('torch' in sys.modules or 'vllm' in sys.modules)"
+    assert subprocess.run((sys.executable, "-c", check), timeout=30, check=False).returncode == 0
+
+
+def test_without_entries_every_model_is_the_policy_of_the_local_engine() -> None:
+    routes = build_routes(Settings())
+    route = routes.for_model("anything")
+    assert route is not None
+    assert route.policy is not None
+    assert (route.policy.name, route.upstreams) == ("policy", ("http://127.0.0.1:8000",))
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ([("a", "http://e", "p"), ("b", "http://e/v1", "q")], "serves two policies"),
+        ([("a", "http://e", None), ("a", "http://f", None)], "same name"),
+        ([("a", [], None)], "no upstream"),
+    ],
+)
+def test_routes_that_contradict_each_other_are_refused(entries: list[Any], said: str) -> None:
+    model = [{"name": name, "upstream": upstream, "policy": policy} for name, upstream, policy in entries]
+    with pytest.raises(SettingsError, match=said):
+        build_routes(Settings.model_validate({"model": model}))
+
+
+def test_two_names_may_share_a_policy_and_keys_stay_secret() -> None:
+    model = [
+        {"name": name, "upstream": "http://e", "policy": "p", "api_key": "sk-secret"} for name in ("small", "small-2")
+    ]
+    routes = build_routes(Settings.model_validate({"model": model}))
+    assert list(routes.policies) == ["p"]
+    assert len(routes.policies["p"].replicas) == 1
+    assert "sk-secret" not in repr(routes.entries)
