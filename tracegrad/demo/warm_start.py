@@ -21,12 +21,12 @@ class WarmStart:
     """How long and on what: optimiser steps of `batch` demonstrations, and how sloppy these are (see tasks)."""
 
     seed: int
-    steps: int = 300
+    steps: int = 500
     batch: int = 64
     lr: float = 3e-3
-    reliable_share: float = 0.4
+    reliable_share: float = 0.3
     reliable: float = 0.6
-    unreliable: float = 0.25
+    unreliable: float = 0.3
     threads: int = 2
 
 
