@@ -1,8 +1,8 @@
-"""Group commit: concurrent OTLP requests become one insert, and each is acknowledged only when that insert is on disk.
+"""Group commit: concurrent OTLP requests become one insert, each acknowledged only when it is on disk.
 
-An insert costs tens of milliseconds before its first row, so inserts start at least `INTERVAL_S` apart and take all that
-is waiting, up to `BATCH_BYTES`. What waits is bounded: beyond `WAITING_BYTES` a request is refused at once, to come
-again. One request that the engine does not take never costs the others more than time.
+An insert costs tens of milliseconds before its first row, so inserts start at least `INTERVAL_S` apart and take all
+that is waiting, up to `BATCH_BYTES`. What waits is bounded: beyond `WAITING_BYTES` a request is refused at once, to
+come again. One request that the engine does not take never costs the others more than time.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ INTERVAL_S = 0.1
 BATCH_BYTES = 16 << 20
 WAITING_BYTES = 256 << 20
 SLOW_PATH_S = 30.0
-"""How long after a nested value requests are decoded first: whoever sends one sends more, and a refused insert is dear."""
+"""How long requests are decoded first after a nested value: who sends one sends more, and a refusal is dear."""
 
 
 class UnavailableError(TracegradError):

@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)
 FILES = Path(__file__).parent / "schema"
 RECORD = """
 CREATE DATABASE IF NOT EXISTS otel;
-CREATE TABLE IF NOT EXISTS otel.schema_migrations (number UInt32, name String, applied_at DateTime64(3) DEFAULT now64(3))
+CREATE TABLE IF NOT EXISTS otel.schema_migrations
+    (number UInt32, name String, applied_at DateTime64(3) DEFAULT now64(3))
 ENGINE = ReplacingMergeTree ORDER BY number SETTINGS fsync_after_insert = 1;
 """
 
@@ -33,8 +34,7 @@ def migrate(connection: Connection, files: Path = FILES) -> int:
         )
     for number in sorted(shipped.keys() - applied):
         connection.query(shipped[number].read_text())
-        connection.query(
-            f"INSERT INTO otel.schema_migrations (number, name) VALUES ({number}, {quote(shipped[number].stem)})"
-        )
+        row = f"({number}, {quote(shipped[number].stem)})"
+        connection.query("INSERT INTO otel.schema_migrations (number, name) VALUES " + row)
         log.info("schema applied number=%d name=%s", number, shipped[number].stem)
     return max(shipped)

@@ -38,7 +38,8 @@ def flattened(signal: Signal, body: bytes) -> bytes:
         return body
     for value in nested:
         value.string_value = orjson.dumps(_plain(value), option=orjson.OPT_SORT_KEYS).decode()
-    return request.SerializeToString()
+    plain: bytes = request.SerializeToString()
+    return plain
 
 
 def _values(request: Message) -> Iterator[AnyValue]:

@@ -19,7 +19,8 @@ def to_protobuf(signal: Signal, body: bytes) -> bytes:
         ParseDict(_base64_ids(orjson.loads(body)), request, ignore_unknown_fields=True)
     except (orjson.JSONDecodeError, ParseError, ValueError) as error:
         raise MalformedError(f"the body is not an OTLP {signal.name} export request in JSON: {error}") from error
-    return request.SerializeToString()
+    plain: bytes = request.SerializeToString()
+    return plain
 
 
 def _base64_ids(value: Any) -> Any:
