@@ -112,7 +112,8 @@ async def test_whatever_becomes_of_an_agent_its_run_is_stored_and_ended(
     settings: Settings, receiver: Receiver, trouble: list[str], warm: bool
 ) -> None:
     ended = ("crash", "exit", "killed", "os_exit", "child", "loud")
-    async with Launcher(trouble, settings, workers=4, warm=warm, timeout_s=100) as launcher:
+    command = trouble if warm else trouble[1:]  # without instrumentation, which takes long to start
+    async with Launcher(command, settings, workers=4, warm=warm, timeout_s=100) as launcher:
         summary = await launcher.run(modes(*ended))
     results = {result.task_id: result for result in summary.results}
     statuses = {task: (result.status, result.error_type, result.exit_code) for task, result in results.items()}
@@ -133,7 +134,7 @@ async def test_whatever_becomes_of_an_agent_its_run_is_stored_and_ended(
         output = span.attributes["tracegrad.rollout.stdout"]
         assert output.startswith(f"said by {task}\n") or task == "loud"
         flushed = [work for work in receiver.named(f"work {task}") if work.parent_id == span.span_id]
-        assert len(flushed) == 1 or task == "killed", f"{task} lost its span"
+        assert len(flushed) == (task != "killed" if warm else 0), f"spans of {task}"
     assert "RuntimeError: broken" in stored["crash"].attributes["tracegrad.rollout.stderr"]
     loud = stored["loud"].attributes["tracegrad.rollout.stdout"]
     assert loud.startswith("[52")
@@ -149,8 +150,7 @@ async def test_whatever_becomes_of_an_agent_its_run_is_stored_and_ended(
 async def test_an_agent_that_does_not_end_is_ended_and_its_run_is_a_timeout(
     settings: Settings, receiver: Receiver, trouble: list[str], warm: bool
 ) -> None:
-    command = trouble if warm else trouble[1:]  # without instrumentation, which takes long to start
-    async with Launcher(command, settings, warm=warm, timeout_s=4) as launcher:
+    async with Launcher(trouble if warm else trouble[1:], settings, warm=warm, timeout_s=4) as launcher:
         started = time.monotonic()
         await launcher.run(modes("hang", "stubborn"))
         assert time.monotonic() - started < 15
@@ -165,7 +165,7 @@ async def test_an_agent_that_does_not_end_is_ended_and_its_run_is_a_timeout(
 
 async def test_output_is_kept_on_request_up_to_a_bound(settings: Settings, trouble: list[str], tmp_path: Path) -> None:
     kept = tmp_path / "kept"
-    summary = await run_rollouts(modes("loud", "crash"), trouble, settings, data=kept)
+    summary = await run_rollouts(modes("loud", "crash"), trouble[1:], settings, data=kept)
     files = {result.task_id: kept / f"{result.rollout_id}.stdout" for result in summary.results}
     assert files["loud"].stat().st_size == KEPT_BYTES
     assert files["crash"].read_text() == "said by crash\n"

@@ -1,7 +1,8 @@
 """How a process ends without losing spans, and without waiting for a dead collector.
 
-All waiting at the end of a process shares one budget. It runs in a daemon thread, since the SDK's own flush takes no
-timeout, and since a signal may come while the thread it interrupts holds the SDK's locks.
+All waiting at the end of a process shares one budget. A flush runs in a daemon thread, since the SDK's own takes no
+timeout, and since a signal may come while the thread it interrupts holds the SDK's locks. The SDK's shutdown, which an
+exit handler calls, takes one: from Python 3.12 on, no thread can be started that late.
 """
 
 import os
@@ -30,16 +31,10 @@ def before_ending(action: Callable[[], None]) -> None:
     _before_ending.append((os.getpid(), action))
 
 
-def within_budget(action: Callable[[], object], budget_s: float = BUDGET_S) -> None:
-    """Do `action`, giving up on it when this process has used what it may spend on its end."""
+def remaining_s(budget_s: float = BUDGET_S) -> float:
+    """What this process may still spend on its end, which begins with the first call."""
     deadline = _deadlines.setdefault(os.getpid(), time.monotonic() + budget_s)
-    thread = threading.Thread(target=action, name="tracegrad-otel-end", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # no thread to be had: better to wait for the SDK's own timeouts than to lose spans
-        action()
-        return
-    thread.join(max(0.0, deadline - time.monotonic()))
+    return max(0.0, deadline - time.monotonic())
 
 
 def flush(budget_s: float = BUDGET_S) -> None:
@@ -48,7 +43,13 @@ def flush(budget_s: float = BUDGET_S) -> None:
         pid, action = _before_ending.pop()
         if pid == os.getpid():
             action()
-    within_budget(_flush_providers, budget_s)
+    timeout_s = remaining_s(budget_s)
+    thread = threading.Thread(target=_flush_providers, name="tracegrad-otel-end", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # exit handlers run already, and the SDK's comes at their end
+        return
+    thread.join(timeout_s)
 
 
 def _flush_providers() -> None:

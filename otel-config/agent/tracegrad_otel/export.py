@@ -45,12 +45,12 @@ class ForkSafeExporter:
 
 class _SpanProcessor(BatchSpanProcessor):
     def shutdown(self) -> None:
-        ending.within_budget(super().shutdown)
+        self._batch_processor.shutdown(timeout_millis=int(1000 * ending.remaining_s()))
 
 
 class _LogProcessor(BatchLogRecordProcessor):
     def shutdown(self) -> None:
-        ending.within_budget(super().shutdown)
+        self._batch_processor.shutdown(timeout_millis=int(1000 * ending.remaining_s()))
 
 
 def span_processor(exporter: SpanExporter) -> BatchSpanProcessor:
