@@ -6,9 +6,7 @@ from collector.engine import Answer, EngineError
 
 # ClickHouse's own mapping of error codes to HTTP statuses, as far as the embedded engine can give them.
 _STATUS = {
-    **dict.fromkeys(
-        (6, 26, 27, 36, 38, 41, 43, 53, 62, 72, 117, 130, 131, 386, 444, 457, 469, 349, 130, 158, 396), 400
-    ),
+    **dict.fromkeys((6, 26, 27, 36, 38, 41, 43, 53, 62, 72, 117, 130, 131, 386, 444, 457, 469, 349, 158, 396), 400),
     **dict.fromkeys((16, 46, 47, 50, 56, 60, 63, 73, 80, 81, 115, 372), 404),
     **dict.fromkeys((164, 192, 193, 497, 516), 403),
     159: 408,

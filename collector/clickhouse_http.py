@@ -129,7 +129,7 @@ class ClickHouseHttp:
                 await asyncio.get_running_loop().run_in_executor(self._control, self._sessions.kill, tag)
             except EngineError as refused:
                 log.warning("cannot stop a statement tag=%s error=%s", tag, refused)
-            await asyncio.wait([asyncio.wrap_future(future)], timeout=KILL_AGAIN_S)
+            await asyncio.sleep(KILL_AGAIN_S)
 
     def _execute(self, statement: SqlRequest, readonly: bool, tag: str) -> Answer:
         """In a thread: run it on a connection of its own or of its session."""

@@ -89,7 +89,7 @@ class Connection:
 
 
 class Engine:
-    """The open directory. Close it last: connections live on it."""
+    """The open directory, until the end of the `with` block: connections live on it."""
 
     def __init__(self, directory: Path) -> None:
         path = str(directory.absolute())
@@ -123,7 +123,10 @@ class Engine:
         finally:
             connection.close()
 
-    def close(self) -> None:
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Let another process open the directory. All connections must be closed."""
         self._root.close()
         self._lock.close()

@@ -16,7 +16,10 @@ def to_protobuf(signal: Signal, body: bytes) -> bytes:
     """The same request as protobuf. Raises MalformedError."""
     request = signal.request()
     try:
-        ParseDict(_base64_ids(orjson.loads(body)), request, ignore_unknown_fields=True)
+        content = orjson.loads(body)
+        if not isinstance(content, dict):
+            raise ParseError("it is not an object")  # noqa: TRY301 - one place says what was wrong
+        ParseDict(_base64_ids(content), request, ignore_unknown_fields=True)
     except (orjson.JSONDecodeError, ParseError, ValueError) as error:
         raise MalformedError(f"the body is not an OTLP {signal.name} export request in JSON: {error}") from error
     plain: bytes = request.SerializeToString()

@@ -1,7 +1,7 @@
-"""`tracegrad collector`: one process that owns the store and serves OTLP/HTTP and ClickHouse HTTP until it is told to stop.
+"""`tracegrad collector`: one process that owns the store and serves OTLP/HTTP and ClickHouse HTTP until told to stop.
 
-Both ports are taken before the store is opened, so that a second collector fails before it touches anything. On SIGTERM
-or SIGINT: no new connections, requests in flight are finished, what is acknowledged is on disk, the store is closed.
+Both ports are taken before the store is opened, so that a second collector fails before it touches anything. On
+SIGTERM or SIGINT: no new connections, requests in flight are finished, the store is closed.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import errno
 import logging
 import signal
 import socket
+from typing import Any
 
 import uvloop
 from aiohttp import web
@@ -40,14 +41,11 @@ def run(settings: Settings) -> None:
         otlp.close()
         raise
     try:
-        engine = Engine(chosen.data)
-        try:
+        with Engine(chosen.data) as engine:
             with engine.connection() as connection:
                 migrate(connection)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(_serve(engine, chosen.host, otlp, clickhouse))
-        finally:
-            engine.close()
     finally:
         otlp.close()
         clickhouse.close()
@@ -82,7 +80,7 @@ async def _serve(engine: Engine, host: str, otlp: socket.socket, clickhouse: soc
         await asyncio.gather(traces.close(), logs.close(), sql.close())
 
 
-def _runner(app: web.Application, **options: bool | int) -> web.AppRunner:
+def _runner(app: web.Application, **options: Any) -> web.AppRunner:
     # Bodies stay compressed until their handler, which knows how large they may become.
     return web.AppRunner(app, access_log=None, auto_decompress=False, shutdown_timeout=FINISH_S, **options)
 

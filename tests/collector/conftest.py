@@ -1,0 +1,114 @@
+"""A real collector process, and what sends to it and asks it."""
+
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import clickhouse_connect
+import pytest
+from google.protobuf.message import Message
+
+READY_S = 60
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An HTTP answer, also when it is an error."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def http(url: str, body: bytes | None = None, method: str | None = None, **headers: str) -> Reply:
+    """One request. Underscores in header names become dashes."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    request = urllib.request.Request(url, data=body, headers=named, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return Reply(answer.status, dict(answer.headers), answer.read())
+    except urllib.error.HTTPError as error:
+        return Reply(error.code, dict(error.headers), error.read())
+
+
+@dataclass(frozen=True)
+class Collector:
+    """A running collector. URLs have no trailing slash."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    otlp: str
+    clickhouse: str
+
+    def send(self, request: Message) -> Reply:
+        """Export traces or logs, as the type of the request says."""
+        path = "/v1/traces" if hasattr(request, "resource_spans") else "/v1/logs"
+        return http(self.otlp + path, request.SerializeToString(), content_type="application/x-protobuf")
+
+    def sql(self, query: str, **headers: str) -> str:
+        """The answer as tab-separated text."""
+        reply = http(self.clickhouse + "/?database=otel", query.encode(), **headers)
+        assert reply.status == 200, reply.body
+        return reply.body.decode().rstrip("\n")
+
+    def client(self, **options: Any) -> Any:
+        """A clickhouse-connect client."""
+        host, port = self.clickhouse.removeprefix("http://").split(":")
+        return clickhouse_connect.get_client(host=host, port=int(port), database="otel", **options)
+
+
+def command(data: Path, *options: str) -> list[str]:
+    """The collector's command line, on free ports unless `options` say otherwise."""
+    ports = ("--otlp-http-port", "0", "--clickhouse-port", "0")
+    return [sys.executable, "-m", "tracegrad", "collector", "--data", str(data), *(options or ports)]
+
+
+@contextmanager
+def running(data: Path) -> Iterator[Collector]:
+    """A collector on `data`, until the end of the block; stopped hard if it is still there then."""
+    log = data.with_suffix(".log")
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(command(data), stderr=stderr)
+    try:
+        deadline = time.monotonic() + READY_S
+        while (ready := re.search(r"collector ready otlp_http=(\S+) clickhouse=(\S+)", log.read_text())) is None:
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"no collector, status {process.poll()}:\n{log.read_text()[-3000:]}")
+            time.sleep(0.02)
+        yield Collector(process, log, ready[1], ready[2])
+    finally:
+        process.kill()
+        process.wait(20)
+
+
+@pytest.fixture(scope="session")
+def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collector]:
+    """One collector for all tests that do not stop it. Tests keep apart by ids of their own."""
+    with running(tmp_path_factory.mktemp("collector") / "store") as started:
+        yield started
+
+
+@pytest.fixture
+def start() -> Callable[[Path], Any]:
+    """A context manager that runs a collector on a directory."""
+    return running
+
+
+@pytest.fixture
+def fetch() -> Callable[..., Reply]:
+    """`http`: one request, errors are answers too."""
+    return http
+
+
+@pytest.fixture
+def command_line() -> Callable[..., list[str]]:
+    """`command`: the collector's command line for a directory."""
+    return command

@@ -1,0 +1,135 @@
+"""Starting, stopping and dying: nothing acknowledged is lost, and what cannot start says why in one line."""
+
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+KILLS = 5
+
+
+def request(name: str, spans: int) -> ExportTraceServiceRequest:
+    made = ExportTraceServiceRequest()
+    scope = made.resource_spans.add().scope_spans.add()
+    for index in range(spans):
+        scope.spans.add(
+            name=name, trace_id=name.encode(), span_id=index.to_bytes(8, "big"), start_time_unix_nano=10**18
+        )
+    return made
+
+
+def send_until_it_dies(collector: Any, prefix: str, acknowledged: list[str]) -> None:
+    """Names of the requests that got a 200 are added to `acknowledged`."""
+    for index in range(10_000):
+        name = f"{prefix}-{index:05}"
+        try:
+            if collector.send(request(name, 7)).status == 200:
+                acknowledged.append(name)
+        except (OSError, urllib.error.URLError):
+            return
+
+
+def test_no_acknowledged_span_is_lost_by_a_kill(start: Any, tmp_path: Path) -> None:
+    acknowledged: list[str] = []
+    for kill in range(KILLS):
+        with start(tmp_path / "store") as collector:
+            names = sorted(
+                collector.sql("SELECT SpanName FROM otel_traces GROUP BY SpanName HAVING count() = 7").split()
+            )
+            assert set(acknowledged) <= set(names)
+            senders = [
+                threading.Thread(target=send_until_it_dies, args=(collector, f"{kill}-{sender}", acknowledged))
+                for sender in range(4)
+            ]
+            for sender in senders:
+                sender.start()
+            before = len(acknowledged)
+            while len(acknowledged) < before + 12:
+                time.sleep(0.01)
+            time.sleep(0.03 * kill)
+            collector.process.send_signal(signal.SIGKILL)
+            for sender in senders:
+                sender.join()
+    with start(tmp_path / "store") as collector:
+        names = collector.sql("SELECT SpanName FROM otel_traces GROUP BY SpanName HAVING count() = 7").split()
+        assert len(acknowledged) >= 12 * KILLS
+        assert set(acknowledged) <= set(names)
+        collector.process.terminate()
+        assert collector.process.wait(20) == 0
+
+
+def test_sigterm_finishes_what_is_in_flight(start: Any, tmp_path: Path) -> None:
+    acknowledged: list[str] = []
+    with start(tmp_path / "store") as collector:
+        asked: list[str] = []
+        slow = threading.Thread(target=lambda: asked.append(collector.sql("SELECT sleep(1.5)")))
+        senders = [
+            threading.Thread(target=send_until_it_dies, args=(collector, f"s-{sender}", acknowledged))
+            for sender in range(4)
+        ]
+        for thread in (slow, *senders):
+            thread.start()
+        while len(acknowledged) < 8:
+            time.sleep(0.01)
+        collector.process.send_signal(signal.SIGTERM)
+        for thread in (slow, *senders):
+            thread.join()
+        assert collector.process.wait(20) == 0
+        assert "collector stopped" in collector.log.read_text()
+        assert "Traceback" not in collector.log.read_text()
+    assert asked == ["0"]
+    with start(tmp_path / "store") as collector:
+        names = collector.sql("SELECT SpanName FROM otel_traces GROUP BY SpanName HAVING count() = 7").split()
+    assert set(acknowledged) <= set(names)
+
+
+def test_sigint_stops_a_statement_that_would_run_on(start: Any, tmp_path: Path) -> None:
+    with start(tmp_path / "store") as collector:
+        endless = threading.Thread(target=ask_in_vain, args=(collector,))
+        endless.start()
+        while collector.sql("SELECT count() FROM system.processes WHERE query LIKE '%1000000000001%'") != "2":
+            time.sleep(0.05)
+        collector.process.send_signal(signal.SIGINT)
+        assert collector.process.wait(20) == 0
+        endless.join()
+
+
+def ask_in_vain(collector: Any) -> None:
+    with pytest.raises((OSError, AssertionError)):
+        collector.sql("SELECT count() FROM numbers(1000000000001) WHERE NOT ignore(number)")
+
+
+def test_a_second_collector_on_the_same_store_fails_in_one_line(collector: Any, command_line: Any) -> None:
+    store = collector.log.with_suffix("")
+    done = subprocess.run(command_line(store), capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert f"is open in another collector (process {collector.process.pid})" in line
+
+
+@pytest.mark.parametrize("option", ["--otlp-http-port", "--clickhouse-port"])
+def test_a_port_in_use_fails_in_one_line_and_touches_nothing(tmp_path: Path, command_line: Any, option: str) -> None:
+    other = {"--otlp-http-port": "--clickhouse-port", "--clickhouse-port": "--otlp-http-port"}[option]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = command_line(tmp_path / "store", option, port, other, "0")
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert f"port {port} on 127.0.0.1 is in use" in line
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_store_that_cannot_be_is_refused_in_one_line(tmp_path: Path, command_line: Any) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    done = subprocess.run(command_line(tmp_path / "file"), capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "cannot keep a store in" in line

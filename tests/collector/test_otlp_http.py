@@ -1,0 +1,386 @@
+"""OTLP over HTTP: what is accepted, what is stored of it, and how the rest is refused."""
+
+import base64
+import concurrent.futures
+import gzip
+import json
+import secrets
+import zlib
+from typing import Any
+
+import pytest
+import zstandard
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
+
+PROTOBUF = "application/x-protobuf"
+
+
+def one_span(name: str = "work", value: AnyValue | None = None, key: str = "key") -> ExportTraceServiceRequest:
+    request = ExportTraceServiceRequest()
+    resource = request.resource_spans.add()
+    resource.resource.attributes.add(key="service.name").value.string_value = "shop"
+    scope = resource.scope_spans.add()
+    scope.scope.name, scope.scope.version = "lib", "1.2"
+    span = scope.spans.add(
+        trace_id=secrets.token_bytes(16),
+        span_id=secrets.token_bytes(8),
+        name=name,
+        start_time_unix_nano=1_700_000_000_123_456_789,
+        end_time_unix_nano=1_700_000_001_123_456_789,
+    )
+    if value is not None:
+        span.attributes.append(KeyValue(key=key, value=value))
+    return request
+
+
+def trace_id(request: ExportTraceServiceRequest) -> str:
+    return request.resource_spans[0].scope_spans[0].spans[0].trace_id.hex()
+
+
+def row(collector: Any, request: ExportTraceServiceRequest, columns: str = "*") -> dict[str, Any]:
+    answer = collector.sql(
+        f"SELECT {columns} FROM otel_traces WHERE TraceId = '{trace_id(request)}' FORMAT JSONEachRow"
+    )
+    (line,) = answer.splitlines()
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def text(value: str) -> AnyValue:
+    return AnyValue(string_value=value)
+
+
+def array(*values: AnyValue) -> AnyValue:
+    return AnyValue(array_value=ArrayValue(values=values))
+
+
+def kvlist(**values: AnyValue) -> AnyValue:
+    return AnyValue(kvlist_value=KeyValueList(values=[KeyValue(key=key, value=value) for key, value in values.items()]))
+
+
+def test_a_span_is_stored_column_for_column(collector: Any) -> None:
+    request = one_span()
+    span = request.resource_spans[0].scope_spans[0].spans[0]
+    span.parent_span_id, span.trace_state, span.kind = b"\x01" * 8, "a=b", 2
+    span.status.code, span.status.message = 2, "it broke"
+    for key, value in {
+        "text": text('say "hi" \\ \u2713'),
+        "int": AnyValue(int_value=-(2**63)),
+        "double": AnyValue(double_value=0.25),
+        "whole": AnyValue(double_value=3.0),
+        "bool": AnyValue(bool_value=False),
+        "bytes": AnyValue(bytes_value=b"\x00\xff"),
+        "none": AnyValue(),
+        "empty": array(),
+        "array": array(text('a"b'), AnyValue(int_value=1), AnyValue(double_value=0.5), AnyValue(bool_value=True)),
+        "array of odd ones": array(AnyValue(bytes_value=b"\x00\xff"), AnyValue()),
+    }.items():
+        span.attributes.append(KeyValue(key=key, value=value))
+    event = span.events.add(name="exception", time_unix_nano=1_700_000_000_500_000_000)
+    event.attributes.add(key="exception.type").value.string_value = "ValueError"
+    span.events.add(name="later", time_unix_nano=1_700_000_000_600_000_000)
+    link = span.links.add(trace_id=b"\x02" * 16, span_id=b"\x03" * 8, trace_state="x=y")
+    link.attributes.add(key="why").value.int_value = 7
+
+    assert collector.send(request).status == 200
+    assert row(collector, request) == {
+        "Timestamp": "2023-11-14 22:13:20.123456789",
+        "TraceId": span.trace_id.hex(),
+        "SpanId": span.span_id.hex(),
+        "ParentSpanId": "01" * 8,
+        "TraceState": "a=b",
+        "SpanName": "work",
+        "SpanKind": "Server",
+        "ServiceName": "shop",
+        "ResourceAttributes": {"service.name": "shop"},
+        "ScopeName": "lib",
+        "ScopeVersion": "1.2",
+        "SpanAttributes": {
+            "text": 'say "hi" \\ \u2713',
+            "int": "-9223372036854775808",
+            "double": "0.25",
+            "whole": "3",
+            "bool": "false",
+            "bytes": base64.b64encode(b"\x00\xff").decode(),
+            "none": "",
+            "empty": "[]",
+            "array": '["a\\"b",1,0.5,true]',
+            "array of odd ones": '["AP8=",null]',
+        },
+        "Duration": 1_000_000_000,
+        "StatusCode": "Error",
+        "StatusMessage": "it broke",
+        "Events.Timestamp": ["2023-11-14 22:13:20.500000000", "2023-11-14 22:13:20.600000000"],
+        "Events.Name": ["exception", "later"],
+        "Events.Attributes": [{"exception.type": "ValueError"}, {}],
+        "Links.TraceId": ["02" * 16],
+        "Links.SpanId": ["03" * 8],
+        "Links.TraceState": ["x=y"],
+        "Links.Attributes": [{"why": "7"}],
+    }
+
+
+def test_a_log_record_is_stored_column_for_column(collector: Any) -> None:
+    request, trace = ExportLogsServiceRequest(), secrets.token_bytes(16)
+    resource = request.resource_logs.add(schema_url="https://r")
+    resource.resource.attributes.add(key="service.name").value.string_value = "grader"
+    scope = resource.scope_logs.add(schema_url="https://s")
+    scope.scope.name, scope.scope.version = "lib", "3"
+    scope.scope.attributes.add(key="k").value.bool_value = True
+    record = scope.log_records.add(
+        observed_time_unix_nano=1_700_000_000_000_000_001,
+        severity_number=9,
+        severity_text="INFO",
+        event_name="something.happened",
+        trace_id=trace,
+        span_id=b"\x05" * 8,
+        flags=0x101,
+    )
+    record.body.CopyFrom(kvlist(role=text("user"), parts=array(kvlist(n=AnyValue(int_value=1)))))
+    record.attributes.add(key="n").value.int_value = 5
+
+    assert collector.send(request).status == 200
+    answer = collector.sql(f"SELECT * FROM otel_logs WHERE TraceId = '{trace.hex()}' FORMAT JSONEachRow")
+    assert json.loads(answer) == {
+        "Timestamp": "2023-11-14 22:13:20.000000001",  # the observed time, for want of another
+        "TimestampTime": "2023-11-14 22:13:20",
+        "TraceId": trace.hex(),
+        "SpanId": "05" * 8,
+        "TraceFlags": 1,
+        "SeverityText": "INFO",
+        "SeverityNumber": 9,
+        "ServiceName": "grader",
+        "Body": '{"parts":[{"n":1}],"role":"user"}',
+        "ResourceSchemaUrl": "https://r",
+        "ResourceAttributes": {"service.name": "grader"},
+        "ScopeSchemaUrl": "https://s",
+        "ScopeName": "lib",
+        "ScopeVersion": "3",
+        "ScopeAttributes": {"k": "true"},
+        "LogAttributes": {"n": "5"},
+        "EventName": "something.happened",
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (kvlist(), "{}"),
+        (kvlist(b=AnyValue(int_value=2), a=text("x")), '{"a":"x","b":2}'),
+        (array(array(AnyValue(int_value=1)), array()), "[[1],[]]"),
+        (array(text("plain"), kvlist(a=AnyValue())), '["plain",{"a":null}]'),
+        (
+            array(kvlist(role=text("user"), parts=array(kvlist(type=text("text"), content=text("<hi> & \u2713"))))),
+            '[{"parts":[{"content":"<hi> & \u2713","type":"text"}],"role":"user"}]',
+        ),
+        (
+            kvlist(
+                deep=kvlist(deeper=array(array(kvlist(d=AnyValue(double_value=2.0), y=AnyValue(bytes_value=b"\xff")))))
+            ),
+            '{"deep":{"deeper":[[{"d":2,"y":"/w=="}]]}}',
+        ),
+        (kvlist(nan=AnyValue(double_value=float("nan"))), '{"nan":null}'),
+    ],
+)
+def test_nested_values_become_json_text(collector: Any, value: AnyValue, stored: str) -> None:
+    request = one_span(value=value)
+    span = request.resource_spans[0].scope_spans[0].spans[0]
+    span.events.add(name="e").attributes.append(KeyValue(key="key", value=value))
+    span.links.add(trace_id=b"\x01" * 16).attributes.append(KeyValue(key="key", value=value))
+    request.resource_spans[0].resource.attributes.append(KeyValue(key="key", value=value))
+    assert collector.send(request).status == 200
+    found = row(collector, request)
+    assert found["SpanAttributes"]["key"] == stored
+    assert found["Events.Attributes"] == [{"key": stored}]
+    assert found["Links.Attributes"] == [{"key": stored}]
+    assert found["ResourceAttributes"]["key"] == stored
+
+
+def test_extremes_do_not_fail_the_insert(collector: Any) -> None:
+    request = one_span()
+    spans = request.resource_spans[0].scope_spans[0].spans
+    for day in range(150):  # ClickHouse's own limit is 100 partitions an insert
+        spans.add(
+            name="old",
+            span_id=secrets.token_bytes(8),
+            trace_id=spans[0].trace_id,
+            start_time_unix_nano=day * 86_400 * 10**9,
+        )
+    spans.add(
+        name="ends before it starts", trace_id=spans[0].trace_id, start_time_unix_nano=10, end_time_unix_nano=5, kind=99
+    )
+    spans.add(name="far away", trace_id=spans[0].trace_id, start_time_unix_nano=2**64 - 1)
+    assert collector.send(request).status == 200
+    count = collector.sql(f"SELECT count(), max(Duration) FROM otel_traces WHERE TraceId = '{trace_id(request)}'")
+    assert count == "153\t1000000000"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "compressed"),
+    [
+        ("gzip", gzip.compress),
+        ("gzip", lambda body: gzip.compress(body[:10]) + gzip.compress(body[10:])),
+        ("deflate", zlib.compress),
+        ("zstd", zstandard.ZstdCompressor().compress),
+        ("identity", lambda body: body),
+        ("GZIP", gzip.compress),
+    ],
+)
+def test_content_encodings(collector: Any, fetch: Any, encoding: str, compressed: Any) -> None:
+    request = one_span()
+    body = compressed(request.SerializeToString())
+    reply = fetch(f"{collector.otlp}/v1/traces", body, content_type=PROTOBUF, content_encoding=encoding)
+    assert (reply.status, reply.headers["Content-Type"]) == (200, PROTOBUF)
+    assert ExportTraceServiceResponse.FromString(reply.body) == ExportTraceServiceResponse()
+    assert row(collector, request)["SpanName"] == "work"
+
+
+def test_json(collector: Any, fetch: Any) -> None:
+    trace, span = secrets.token_hex(16), secrets.token_hex(8)
+    body = {
+        "resourceSpans": [
+            {
+                "resource": {"attributes": [{"key": "service.name", "value": {"stringValue": "js"}}]},
+                "scopeSpans": [
+                    {
+                        "spans": [
+                            {
+                                "traceId": trace,
+                                "spanId": span,
+                                "parentSpanId": "00f067aa0ba902b7",
+                                "name": "from json",
+                                "kind": 3,
+                                "startTimeUnixNano": "1700000000000000000",
+                                "endTimeUnixNano": 1700000000000000005,
+                                "attributes": [{"key": "n", "value": {"intValue": "7"}}],
+                                "fieldOfTheFuture": 1,
+                            }
+                        ]
+                    }
+                ],
+            }
+        ]
+    }
+    reply = fetch(f"{collector.otlp}/v1/traces", json.dumps(body).encode(), content_type="application/json")
+    assert (reply.status, json.loads(reply.body)) == (200, {})
+    answer = collector.sql(
+        "SELECT SpanId, ParentSpanId, ServiceName, SpanKind, Duration, SpanAttributes['n'] "
+        f"FROM otel_traces WHERE TraceId = '{trace}'"
+    )
+    assert answer.split("\t") == [span, "00f067aa0ba902b7", "js", "Client", "5", "7"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"[]", b'{"resourceSpans": 1}', b'{"resourceSpans":[{"scopeSpans":[{"spans":[{"traceId":"xyz"}]}]}]}'],
+)
+def test_malformed_json_is_refused_in_json(collector: Any, fetch: Any, body: bytes) -> None:
+    reply = fetch(f"{collector.otlp}/v1/traces", body, content_type="application/json")
+    status = json.loads(reply.body)
+    assert (reply.status, status["code"]) == (400, 3)
+    assert "OTLP traces" in status["message"]
+
+
+WHOLE = one_span().SerializeToString()
+
+
+@pytest.mark.parametrize("path", ["/v1/traces", "/v1/logs"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"garbage!!",
+        b'{"resourceSpans": []}',
+        WHOLE[:-1],  # cut off
+        WHOLE + b"\x0a",  # a length is missing
+        b"\x0a\x02\x0a\x7f",  # whole outside, cut off inside
+        b"\x0a\x04\x12\x02\x12\x7f",
+        b"\xff" * 11,
+    ],
+)
+def test_a_malformed_body_is_refused_as_a_status_message(collector: Any, fetch: Any, path: str, body: bytes) -> None:
+    reply = fetch(collector.otlp + path, body, content_type=PROTOBUF)
+    status = Status.FromString(reply.body)
+    assert (reply.status, reply.headers["Content-Type"], status.code) == (400, PROTOBUF, 3)
+    assert f"OTLP {path.removeprefix('/v1/')}" in status.message
+
+
+def test_only_the_malformed_one_of_many_is_refused(collector: Any, fetch: Any) -> None:
+    bad = b"\x0a\x04\x12\x02\x12\x7f"
+    good = [one_span(value=kvlist(a=text("b")) if index % 3 == 0 else text("plain")) for index in range(30)]
+    bodies = [request.SerializeToString() for request in good]
+    bodies[10:10], bodies[20:20] = [bad], [bad]
+    with concurrent.futures.ThreadPoolExecutor(32) as threads:
+        replies = list(
+            threads.map(lambda body: fetch(f"{collector.otlp}/v1/traces", body, content_type=PROTOBUF), bodies)
+        )
+    assert [reply.status for reply in replies] == [400 if body == bad else 200 for body in bodies]
+    ids = ", ".join(f"'{trace_id(request)}'" for request in good)
+    assert collector.sql(f"SELECT uniqExact(TraceId), count() FROM otel_traces WHERE TraceId IN ({ids})") == "30\t30"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "refused"),
+    [
+        ("br", b"x", (415, "br")),
+        ("gzip", b"not gzip", (400, "gzip")),
+        ("gzip", gzip.compress(WHOLE)[:-9], (400, "cut off")),
+        ("gzip", gzip.compress(bytes(65 << 20), 1), (413, "bytes")),
+        ("zstd", zstandard.compress(bytes(65 << 20)), (413, "bytes")),
+    ],
+)
+def test_other_encodings_are_refused(
+    collector: Any, fetch: Any, encoding: str, body: bytes, refused: tuple[int, str]
+) -> None:
+    reply = fetch(f"{collector.otlp}/v1/traces", body, content_type=PROTOBUF, content_encoding=encoding)
+    assert reply.status == refused[0]
+    assert refused[1] in Status.FromString(reply.body).message
+
+
+def test_other_content_types_are_refused(collector: Any, fetch: Any) -> None:
+    reply = fetch(f"{collector.otlp}/v1/traces", WHOLE, content_type="text/plain")
+    assert reply.status == 415
+    assert "text/plain" in Status.FromString(reply.body).message
+
+
+def test_a_body_that_is_announced_too_large_is_not_read(collector: Any, fetch: Any) -> None:
+    reply = fetch(f"{collector.otlp}/v1/traces", bytes((64 << 20) + 1), content_type=PROTOBUF)
+    assert reply.status == 413
+
+
+def test_metrics_are_accepted_and_said_not_to_be_stored(collector: Any, fetch: Any) -> None:
+    request = ExportMetricsServiceRequest()
+    metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="m")
+    metric.gauge.data_points.add(as_int=1)
+    metric.gauge.data_points.add(as_int=2)
+    reply = fetch(f"{collector.otlp}/v1/metrics", request.SerializeToString(), content_type=PROTOBUF)
+    partial = ExportMetricsServiceResponse.FromString(reply.body).partial_success
+    assert (reply.status, partial.rejected_data_points) == (200, 2)
+    assert "not stored" in partial.error_message
+
+
+def test_an_empty_request_is_accepted(collector: Any, fetch: Any) -> None:
+    assert fetch(f"{collector.otlp}/v1/logs", b"", content_type=PROTOBUF).status == 200
+
+
+def test_health(collector: Any, fetch: Any) -> None:
+    assert json.loads(fetch(f"{collector.otlp}/healthz").body) == {"status": "ok"}
+
+
+def test_web_pages_of_other_sites_are_refused(collector: Any, fetch: Any) -> None:
+    for url in (f"{collector.otlp}/v1/traces", f"{collector.clickhouse}/"):
+        assert fetch(url, b"SELECT 1", origin="https://elsewhere.example").status == 403
+        assert fetch(url, b"SELECT 1", origin="null").status == 403
+        assert fetch(url, b"SELECT 1", host="elsewhere.example").status == 403
+    own = collector.clickhouse
+    assert fetch(own, b"SELECT 1", origin=own).status == 200
+    assert fetch(own, b"SELECT 1", host=f"localhost:{own.rpartition(':')[2]}").status == 200
