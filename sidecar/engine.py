@@ -28,14 +28,22 @@ class EngineError(UnreachableError):
     """The engine does not answer, or refuses a control call."""
 
 
+class EngineGoneError(EngineError):
+    """Nobody listens where the engine was: its process has ended."""
+
+
+class NoVersionError(EngineError):
+    """The engine answers, but has no version to tell: asking again soon will not help."""
+
+
 async def weight_version(session: aiohttp.ClientSession, url: str, timeout_s: float) -> int:
-    """The version of the weights the engine runs. Raises EngineError also where the engine cannot tell."""
+    """The version of the weights the engine runs. Raises NoVersionError where the engine cannot tell."""
     answer = await _get(session, url, "/weight_info", timeout_s)
     version = str(answer.get("weight_version"))
     if version == BASE_VERSION:
         return 0
     if not version.isdecimal():
-        raise EngineError(f"engine at {url} has weight version {version!r}, which is not a number: publish a version")
+        raise NoVersionError(f"engine at {url} has weight version {version!r}, which is not a number: publish one")
     return int(version)
 
 
@@ -54,9 +62,9 @@ async def resume(session: aiohttp.ClientSession, url: str) -> None:
     await _post(session, url, "/resume")
 
 
-async def init_transfer(session: aiohttp.ClientSession, url: str) -> None:
-    """Prepare the engine's weight transfer; needed once in an engine's life."""
-    await _post(session, url, "/init_weight_transfer_engine", {"init_info": {}})
+async def init_transfer(session: aiohttp.ClientSession, url: str, root: str) -> None:
+    """Prepare the engine's `file` transfer, for files under `root` only; needed once in an engine's life."""
+    await _post(session, url, "/init_weight_transfer_engine", {"init_info": {"root": root}})
 
 
 async def load_weights(session: aiohttp.ClientSession, url: str, file: str, version: int) -> None:
@@ -102,11 +110,13 @@ async def _call(asked: AbstractAsyncContextManager[aiohttp.ClientResponse], url:
     try:
         async with asked as answer:
             if answer.status == 404:
-                raise EngineError(f"engine at {url} has no {path}: start vLLM with VLLM_SERVER_DEV_MODE=1")
+                raise NoVersionError(f"engine at {url} has no {path}: start vLLM with VLLM_SERVER_DEV_MODE=1")
             if answer.status != 200:
                 text = (await answer.text(errors="replace"))[:300]
                 raise EngineError(f"engine at {url} refused {path} (status {answer.status}): {text}")
             result = await answer.json(content_type=None)
+    except aiohttp.ClientConnectorError as error:
+        raise EngineGoneError(f"no engine answers at {url}: {error}") from error
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise EngineError(f"engine at {url} does not answer {path}: {error or type(error).__name__}") from error
     return result if isinstance(result, dict) else {}

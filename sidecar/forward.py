@@ -46,6 +46,11 @@ def client_session() -> aiohttp.ClientSession:
     )
 
 
+def control_session() -> aiohttp.ClientSession:
+    """A session for our own questions to the engines, apart from the agents' connections."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S))
+
+
 def upstream_url(base: str, path: str) -> URL:
     """The upstream's address of a raw path with its query, percent-encoding untouched."""
     return URL(base + path, encoded=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from sidecar import engine
-from sidecar.engine import EngineError
+from sidecar.engine import EngineError, EngineGoneError, NoVersionError
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,8 @@ class Replica:
         self.paused = False
         self.broken = False
         """A load failed half-way: what the engine says of its version is not believed until one succeeds."""
+        self.mute = False
+        """It answers but cannot tell its version: nobody waits for one."""
         self._open = asyncio.Event()
         self._open.set()
         self._stamp = Stamp(0, None)
@@ -97,7 +99,7 @@ class Replica:
             log.info("replica found url=%s version=%d", self.url, version)
         if self.version not in (None, version):
             self.transfer_ready = False  # not our doing: a restart that was too quick to be seen otherwise
-        self.healthy, self.problem = True, ""
+        self.healthy, self.problem, self.mute = True, "", False
         self.observed(version)
 
     def observed(self, version: int | None) -> None:
@@ -147,7 +149,9 @@ class Replica:
             left_paused = not self.healthy and not self.paused and await engine.is_paused(session, self.url)
         except EngineError as error:
             if not self.updating:
-                self.broken = False  # a process that ended took its half-loaded weights along
+                # A process that ended took its half-loaded weights along.
+                self.broken = self.broken and not isinstance(error, EngineGoneError)
+                self.mute = isinstance(error, NoVersionError)
                 self.lost(str(error))
             return
         if self.updating or self.broken or self._stamp.epoch != epoch:
@@ -187,7 +191,7 @@ class Policy:
         while left := [replica for replica in self.replicas if replica not in tried]:
             if ready := [replica for replica in left if replica.is_open]:
                 chosen = min(ready, key=lambda replica: (not replica.healthy, replica.in_flight))
-                if chosen.version is None and not chosen.broken:
+                if chosen.version is None and not chosen.broken and not chosen.mute:
                     await chosen.confirmed()
                 if chosen.is_open:
                     return chosen

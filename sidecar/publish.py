@@ -36,6 +36,8 @@ class Weights:
 
     version: int
     file: Path
+    root: Path
+    """The directory that engines may read from."""
     sha256: str
 
 
@@ -72,7 +74,7 @@ class Publisher:
         found = await asyncio.to_thread(_sha256, file)
         if not hmac.compare_digest(found, sha256):
             raise ConflictError(f"{file.name} of version {version} has sha256 {found}, not {sha256}: write it again")
-        return Weights(version, file, sha256)
+        return Weights(version, file, self.weights_root.resolve(), sha256)
 
     async def _publish(self, policy: Policy, weights: Weights) -> float:
         for replica in policy.replicas:
@@ -92,7 +94,7 @@ async def swap(session: aiohttp.ClientSession, replica: Replica, weights: Weight
     """Load weights into one replica; returns how long (s) it stood still. Raises EngineError."""
     await replica.confirmed()
     if not replica.transfer_ready:
-        await engine.init_transfer(session, replica.url)
+        await engine.init_transfer(session, replica.url, str(weights.root))
         replica.transfer_ready = True
     replica.set_gate(updating=True)
     replica.observed(None)

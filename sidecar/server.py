@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+import aiohttp
 import uvloop
 from aiohttp import web
 
 from sidecar.admin import Admin
-from sidecar.forward import client_session
+from sidecar.forward import client_session, control_session
 from sidecar.metrics import Metrics
 from sidecar.proxy import Proxy
 from sidecar.publish import Publisher
@@ -73,12 +74,13 @@ async def serve(settings: Settings, *, shutdown_s: float = SHUTDOWN_S) -> AsyncI
     async with AsyncExitStack() as stack:
         sender = await stack.enter_async_context(OtlpSender(settings.otlp, SERVICE, close_timeout_s=shutdown_s / 2))
         session = await stack.enter_async_context(client_session())
-        await stack.enter_async_context(_watched(routes))
+        control = await stack.enter_async_context(control_session())
+        await stack.enter_async_context(_watched(routes, control))
         recorder = Recorder(sender, metrics)
         stack.push_async_callback(recorder.close, CONFIRM_S)
         proxy = Proxy(routes, session, recorder)
-        publisher = Publisher(session, settings.sidecar.weights)
-        admin = Admin(routes, session, publisher, metrics, sender)
+        publisher = Publisher(control, settings.sidecar.weights)
+        admin = Admin(routes, control, publisher, metrics, sender)
         host = settings.sidecar.host
         admin_runner = web.AppRunner(admin.application(), access_log=None, shutdown_timeout=shutdown_s)
         admin_port = await _listen(stack, admin_runner, host, settings.sidecar.admin_port)
@@ -93,10 +95,10 @@ async def serve(settings: Settings, *, shutdown_s: float = SHUTDOWN_S) -> AsyncI
 
 
 @asynccontextmanager
-async def _watched(routes: Routes) -> AsyncIterator[None]:
-    """Ask every replica for its version, again and again. The control connections are kept apart from the agents'."""
+async def _watched(routes: Routes, session: aiohttp.ClientSession) -> AsyncIterator[None]:
+    """Ask every replica for its version, again and again."""
     replicas = [replica for policy in routes.policies.values() for replica in policy.replicas]
-    async with client_session() as session, AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
         for replica in replicas:
             task = asyncio.create_task(replica.watch(session), name=f"watch {replica.url}")
             stack.push_async_callback(_end, task)

@@ -98,6 +98,8 @@ class FakeVllm:
 
     async def step(self, request: web.Request) -> web.Response:
         name = request.path[1:]
+        if request.content_type != "application/json":
+            return web.Response(status=400, text="Field required")
         body = json.loads(await request.read() or b"{}")
         detail = body.get("update_info", {}).get("path") or body.get("weight_version") or request.query_string
         self.control.append(f"{name} {detail}".strip())

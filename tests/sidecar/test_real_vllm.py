@@ -1,0 +1,195 @@
+"""The sidecar in front of a real vLLM: what clients see, what spans hold, what happens while weights are swapped.
+
+A stream's text may be cut into chunks at other places from one run to the next, so streams are compared with
+neighbouring chunks of a choice joined; everything else must be equal to the letter.
+"""
+
+import asyncio
+import hashlib
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sidecar_harness import Harness, ReceivedSpan
+
+pytestmark = pytest.mark.slow
+
+CALCULATOR = {
+    "type": "function",
+    "function": {"name": "calculator", "parameters": {"type": "object", "properties": {"expression": {}}}},
+}
+HELLO = [{"role": "user", "content": "Say hello."}]
+PRODUCT = [{"role": "user", "content": "What is 3 times 14?"}]
+TOOL = {"messages": PRODUCT, "tools": [CALCULATOR]}
+CASES: dict[str, dict[str, Any]] = {
+    "text": {"messages": HELLO},
+    "tool call": TOOL,
+    "one tool call": TOOL | {"parallel_tool_calls": False},
+    "tool call and ids": TOOL | {"return_token_ids": True},
+    "log-probs": {"messages": HELLO, "logprobs": True, "top_logprobs": 2},
+    "ids": {"messages": HELLO, "return_token_ids": True},
+    "two choices": {"messages": HELLO, "n": 2, "temperature": 1.0, "seed": 5},
+    "length": {"messages": HELLO, "max_tokens": 3},
+    "stop": {"messages": HELLO, "stop": ["good"]},
+    "named tool": TOOL | {"tool_choice": {"type": "function", "function": {"name": "calculator"}}, "max_tokens": 30},
+    "refused: log-probs": {"messages": HELLO, "top_logprobs": 3},
+    "refused: messages": {"messages": "x"},
+    "refused: temperature": {"messages": HELLO, "temperature": -3},
+}
+STREAMS: tuple[dict[str, Any], ...] = (
+    {},
+    {"stream": True},
+    {"stream": True, "stream_options": {"include_usage": True}},
+    {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+)
+
+
+@pytest.fixture
+async def harness(harness_for: Any, vllm_server: Any) -> Harness:
+    started: Harness = await harness_for({"name": "policy", "upstream": vllm_server.url, "policy": "policy"})
+    return started
+
+
+def canonical(body: str) -> Any:
+    """What must be equal: random ids and the clock taken out, neighbouring chunks of a choice joined."""
+    body = re.sub(r'"(chatcmpl-(?:tool-)?|call_)[0-9a-zA-Z]+"', '"ID"', re.sub(r'"created":\d+', '"created":0', body))
+    if not body.startswith("data: "):
+        return body
+    events: list[Any] = []
+    last: dict[int, Any] = {}
+    for event in body.split("\n\n"):
+        chunk = json.loads(event[6:]) if event.startswith("data: {") else None
+        if chunk is None or len(chunk.get("choices", [])) != 1:
+            events.append(chunk or event)
+            continue
+        if "usage" in chunk:
+            chunk["usage"] = sorted(chunk["usage"])
+        index = chunk["choices"][0]["index"]
+        if index not in last or not _join(last[index], chunk):
+            last[index] = chunk
+            events.append((index, chunk))
+    # Chunks of different choices may overtake each other.
+    choices = sorted((one for one in events if isinstance(one, tuple)), key=lambda one: one[0])
+    return json.dumps([choices, [one for one in events if not isinstance(one, tuple)]])
+
+
+def _join(into: dict[str, Any], chunk: dict[str, Any]) -> bool:
+    a, b = into["choices"][0], chunk["choices"][0]
+    shapes = [(list(one), list(one["choices"][0]), list(one["choices"][0]["delta"])) for one in (into, chunk)]
+    if shapes[0] != shapes[1] or a["finish_reason"] is not None or b["finish_reason"] is not None:
+        return False
+    if calls := a["delta"].get("tool_calls"):
+        if set(b["delta"]["tool_calls"][0]) != {"index", "function"} or set(calls[0]) != {"index", "function"}:
+            return False
+        calls[0]["function"]["arguments"] += b["delta"]["tool_calls"][0]["function"]["arguments"]
+    elif a["delta"].get("content"):
+        a["delta"]["content"] += b["delta"]["content"]
+    if a.get("token_ids"):
+        a["token_ids"] += b["token_ids"]
+    if a["logprobs"]:
+        a["logprobs"]["content"] += b["logprobs"]["content"]
+    return True
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_the_client_sees_what_vllm_alone_would_have_sent(harness: Harness, vllm_server: Any, case: str) -> None:
+    for stream in STREAMS:
+        body = {"model": "policy", "temperature": 0, "max_tokens": 60} | CASES[case] | stream
+        through = await harness.chat(body)
+        direct = await harness.session.post(f"{vllm_server.url}/v1/chat/completions", json=body)
+        assert (through.status, through.headers["content-type"]) == (direct.status, direct.headers["content-type"])
+        assert (through.status == 200) == (not case.startswith("refused"))
+        assert canonical(await through.text()) == canonical(await direct.text())
+
+
+def log_probs(model_dir: Path, span: ReceivedSpan) -> list[float]:
+    """What transformers says of the response tokens, in fp32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    prompt, response = span.json("tracegrad.prompt.token_ids"), span.json("tracegrad.response.token_ids")
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    table = torch.log_softmax(logits, -1)
+    return [float(table[place, token]) for place, token in enumerate(response)]
+
+
+async def test_spans_hold_the_tokens_that_were_sampled(harness: Harness, vllm_server: Any) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(vllm_server.model_dir)
+    for stream in (False, True):
+        for body in ({"messages": HELLO}, TOOL, {"messages": HELLO, "temperature": 1.0}):
+            await (await harness.chat({"temperature": 0, "stream": stream} | body)).read()
+    for span in await harness.receiver.wait(6):
+        assert span.attributes["tracegrad.trainable"] is True
+        prompt = tokenizer.decode(span.json("tracegrad.prompt.token_ids"))
+        assert prompt.endswith("<|im_start|>assistant\n")
+        response = tokenizer.decode(span.json("tracegrad.response.token_ids"))
+        part = span.json("gen_ai.output.messages")[0]["parts"][0]
+        if part["type"] == "tool_call":
+            assert json.loads(response.split("<tool_call>")[1].split("</tool_call>")[0])["name"] == part["name"]
+        else:
+            assert response.removesuffix("<|im_end|>") == part["content"]
+        expected = log_probs(vllm_server.model_dir, span)
+        assert span.json("tracegrad.response.logprobs") == pytest.approx(expected, abs=1e-4)
+
+
+async def publish(harness: Harness, version: int, source: Path) -> dict[str, Any]:
+    file = harness.weights / "policy" / str(version) / "model.safetensors"
+    await asyncio.to_thread(file.parent.mkdir, parents=True)
+    await asyncio.to_thread(shutil.copy, source / "model.safetensors", file)
+    sha256 = hashlib.sha256(await asyncio.to_thread(file.read_bytes)).hexdigest()
+    body = {"version": version, "weights": str(file.parent), "sha256": sha256}
+    answer = await harness.session.post(f"{harness.admin}/policies/policy/publish", json=body)
+    told: dict[str, Any] = await answer.json()
+    assert answer.status == 200, told
+    return told
+
+
+async def test_weights_are_swapped_under_calls_in_flight(
+    harness: Harness, vllm_server: Any, model_maker: Any, tmp_path: Path
+) -> None:
+    other = await asyncio.to_thread(model_maker, tmp_path / "other", seed=1)
+    base = 1000  # versions that no other test publishes
+    await publish(harness, base, vllm_server.model_dir)
+    try:
+        # So long a prompt fills blocks of the prefix cache, which calls in flight hold while the weights change.
+        prompt = [{"role": "user", "content": "Say hello. " * 40}]
+        long = {"messages": prompt, "ignore_eos": True, "max_tokens": 200, "temperature": 1.0}
+        early = [asyncio.create_task(harness.chat(long | {"stream": bool(one % 2)})) for one in range(8)]
+        await asyncio.sleep(0.5)
+        told = await publish(harness, base + 1, other)
+        assert told["version"] == base + 1
+        answers = [*await asyncio.gather(*early), await harness.chat(long | {"max_tokens": 20})]
+        assert [answer.status for answer in answers] == [200] * 9
+        for answer in answers:
+            await answer.read()
+        spans = {span.span_id: span for span in await harness.receiver.wait(9)}
+        calls = [spans[answer.headers["x-tracegrad-span-id"]] for answer in answers]
+        for call in calls[:8]:
+            assert call.attributes["gen_ai.usage.output_tokens"] == 200, "nothing was cut short"
+            assert call.attributes["tracegrad.untrainable.reason"] == "mixed_versions"
+        late = calls[8]
+        assert late.attributes["tracegrad.policy.version"] == base + 1
+        expected = log_probs(other, late)
+        assert late.json("tracegrad.response.logprobs") == pytest.approx(expected, abs=1e-4)
+    finally:
+        await publish(harness, base + 2, vllm_server.model_dir)
+
+
+async def test_a_file_that_vllm_refuses_leaves_it_serving(harness: Harness, vllm_server: Any) -> None:
+    file = harness.weights / "model.safetensors"
+    file.write_bytes(b"no weights")
+    body = {"version": 2000, "weights": str(file), "sha256": hashlib.sha256(b"no weights").hexdigest()}
+    answer = await harness.session.post(f"{harness.admin}/policies/policy/publish", json=body)
+    assert answer.status == 502
+    assert (await harness.chat({"messages": HELLO, "temperature": 0})).status == 200
+    await publish(harness, 2001, vllm_server.model_dir)
+    answer = await harness.chat({"messages": HELLO, "temperature": 0})
+    assert answer.headers["x-tracegrad-policy"] == "policy@2001"
