@@ -1,14 +1,15 @@
 """Runs of agents as the store would have them: what launcher, sidecar and reward send, without any of them.
 
-`RecordedAgents.run` sends real OTLP to a real collector and returns once SQL shows the rollout.
+Real OTLP goes to a real collector. Runs are sent together when a batch ends, and visible to SQL then.
 """
 
 import json
 import secrets
 import time
 import urllib.request
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -31,6 +32,29 @@ class Collector:
 
 
 @dataclass
+class _Batch:
+    """What is sent together. `expected`: rollout id -> status, calls and reward that SQL must show."""
+
+    traces: ExportTraceServiceRequest = field(default_factory=ExportTraceServiceRequest)
+    logs: ExportLogsServiceRequest = field(default_factory=ExportLogsServiceRequest)
+    expected: dict[str, tuple[str, int, float | None]] = field(default_factory=dict)
+
+    def add_span(self, service: str, span: Span) -> None:
+        spans = self.traces.resource_spans.add(resource=_resource(service)).scope_spans.add().spans
+        spans.append(span)
+
+    def add_reward(self, root: otlp.SpanContext, rollout_id: str, reward: float) -> None:
+        values = {
+            names.EVALUATION_NAME: "answer",
+            names.EVALUATION_SCORE: float(reward),
+            names.ROLLOUT_ID: rollout_id,
+            names.ROLLOUT_ATTEMPT: 0,
+        }
+        records = self.logs.resource_logs.add(resource=_resource("tracegrad.reward")).scope_logs.add().log_records
+        records.append(otlp.event(names.EVALUATION_EVENT, root, values))
+
+
+@dataclass
 class RecordedAgents:
     """Writes what launcher, sidecar and reward would write about runs of agents on one policy."""
 
@@ -38,6 +62,17 @@ class RecordedAgents:
     policy: str
     sql: Sql
     written: int = 0
+    _open: _Batch | None = None
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Send all runs of the block at its end."""
+        self._open = batch = _Batch()
+        try:
+            yield
+        finally:
+            self._open = None
+        self._send(batch)
 
     def run(
         self,
@@ -50,99 +85,80 @@ class RecordedAgents:
         finished: bool = True,
         **values: Any,
     ) -> str:
-        """One rollout, visible to SQL when this returns: its id. `values` change attributes of its calls."""
-        rollout_id, root = secrets.token_hex(8), otlp.SpanContext.new()
-        task_id, now = f"{self.policy}.{task}", time.time_ns()
-        spans = []
+        """One rollout: its id. `values` change attributes of its calls."""
+        if self._open is None:
+            with self.together():
+                return self.run(task, reward, n_calls, version=version, split=split, finished=finished, **values)
+        rollout_id, root, now = secrets.token_hex(8), otlp.SpanContext.new(), time.time_ns()
+        identity = {
+            names.ROLLOUT_ID: rollout_id,
+            names.ROLLOUT_ATTEMPT: 0,
+            names.TASK_ID: f"{self.policy}.{task}",
+        }
         for index in range(n_calls):
-            self.written += 1
-            start_ns = now + index * 1_000_000
-            attributes = {
-                names.ROLLOUT_ID: rollout_id,
-                names.ROLLOUT_ATTEMPT: 0,
-                names.TASK_ID: task_id,
-                names.POLICY_NAME: self.policy,
-                names.POLICY_VERSION: version,
-                names.REQUEST_MODEL: self.policy,
-                names.RESPONSE_ID: f"chatcmpl-{rollout_id}-{index}",
-                names.PROMPT_TOKEN_IDS: json.dumps([1, 2, index]),
-                names.RESPONSE_TOKEN_IDS: json.dumps([self.written % 50, 3]),
-                names.RESPONSE_LOGPROBS: json.dumps([-0.5, -0.25]),
-                names.SAMPLING: '{"temperature":1.0}',
-                names.TRAINABLE: True,
-                names.INPUT_MESSAGES: "[]",
-                **values,
-            }
-            spans.append(
-                otlp.span(
-                    f"chat {self.policy}",
-                    otlp.SpanContext.new(root.trace_id),
-                    parent_span_id=root.span_id,
-                    kind=Span.SPAN_KIND_SERVER,
-                    start_ns=start_ns,
-                    end_ns=start_ns + 900_000,
-                    values=attributes,
-                )
-            )
-        self._send_spans("tracegrad.sidecar", spans)
+            attributes = identity | self._call_values(rollout_id, index, version) | values
+            self._open.add_span("tracegrad.sidecar", _call_span(root, now + index * 1_000_000, attributes))
         if finished:
-            root_values = {
-                names.ROLLOUT_ID: rollout_id,
-                names.ROLLOUT_ATTEMPT: 0,
-                names.TASK_ID: task_id,
-                names.ROLLOUT_STATUS: "succeeded",
-                names.ROLLOUT_SPLIT: split,
-            }
-            root_span = otlp.span(names.ROOT_SPAN_NAME, root, start_ns=now, end_ns=now + 5_000_000, values=root_values)
-            self._send_spans("tracegrad.rollout", [root_span])
+            ending = {names.ROLLOUT_STATUS: "succeeded", names.ROLLOUT_SPLIT: split}
+            span = otlp.span(names.ROOT_SPAN_NAME, root, start_ns=now, end_ns=now + 9_000_000, values=identity | ending)
+            self._open.add_span("tracegrad.rollout", span)
         if reward is not None:
-            self._send_reward(rollout_id, root, reward)
-        self._wait_for(rollout_id, n_calls, finished, reward)
+            self._open.add_reward(root, rollout_id, reward)
+        self._open.expected[rollout_id] = ("succeeded" if finished else "running", n_calls, reward)
         return rollout_id
 
     def pair(self, task: str, **values: Any) -> list[str]:
-        """Two rollouts of a task, the first rewarded, the second not."""
+        """Two rollouts of a task, the first with reward 1, the second with 0."""
+        if self._open is None:
+            with self.together():
+                return self.pair(task, **values)
         return [self.run(task, 1.0, **values), self.run(task, 0.0, **values)]
 
-    def _send_reward(self, rollout_id: str, root: otlp.SpanContext, reward: float) -> None:
-        request = ExportLogsServiceRequest()
-        logs = request.resource_logs.add(
-            resource=Resource(attributes=otlp.attributes({"service.name": "tracegrad.reward"}))
-        )
-        event = otlp.event(
-            names.EVALUATION_EVENT,
-            root,
-            {
-                names.EVALUATION_NAME: "answer",
-                names.EVALUATION_SCORE: float(reward),
-                names.ROLLOUT_ID: rollout_id,
-                names.ROLLOUT_ATTEMPT: 0,
-            },
-        )
-        logs.scope_logs.add().log_records.append(event)
-        self._post("/v1/logs", request.SerializeToString())
+    def _call_values(self, rollout_id: str, index: int, version: int) -> dict[str, otlp.Value]:
+        self.written += 1
+        return {
+            names.POLICY_NAME: self.policy,
+            names.POLICY_VERSION: version,
+            names.REQUEST_MODEL: self.policy,
+            names.RESPONSE_ID: f"chatcmpl-{rollout_id}-{index}",
+            names.PROMPT_TOKEN_IDS: json.dumps([1, 2, index]),
+            names.RESPONSE_TOKEN_IDS: json.dumps([self.written % 50, 3]),
+            names.RESPONSE_LOGPROBS: json.dumps([-0.5, -0.25]),
+            names.SAMPLING: '{"temperature":1.0}',
+            names.TRAINABLE: True,
+            names.INPUT_MESSAGES: "[]",
+        }
 
-    def _send_spans(self, service: str, spans: list[Span]) -> None:
-        request = ExportTraceServiceRequest()
-        resource_spans = request.resource_spans.add(
-            resource=Resource(attributes=otlp.attributes({"service.name": service}))
-        )
-        resource_spans.scope_spans.add().spans.extend(spans)
-        self._post("/v1/traces", request.SerializeToString())
+    def _send(self, batch: _Batch) -> None:
+        for path, request in (("/v1/traces", batch.traces), ("/v1/logs", batch.logs)):
+            if request.ByteSize():
+                self._post(path, request.SerializeToString())
+        query = "SELECT rollout_id, status, n_calls, reward FROM rollouts WHERE rollout_id IN {ids:Array(String)}"
+        deadline = time.monotonic() + 30
+        while True:
+            rows = [tuple(row.values()) for row in self.sql(query, ids=list(batch.expected))]
+            if {row[0]: row[1:] for row in rows} == batch.expected:
+                return
+            assert time.monotonic() < deadline, f"the store shows {rows}, not {batch.expected}"
+            time.sleep(0.02)
 
     def _post(self, path: str, body: bytes) -> None:
         headers = {"content-type": "application/x-protobuf"}
         with urllib.request.urlopen(urllib.request.Request(self.collector.otlp + path, body, headers)) as answer:
             assert answer.status == 200
 
-    def _wait_for(self, rollout_id: str, n_calls: int, finished: bool, reward: float | None) -> None:
-        deadline = time.monotonic() + 20
-        while True:
-            found = self.sql(
-                "SELECT status, n_calls, reward FROM rollouts WHERE rollout_id = {id:String}", id=rollout_id
-            )
-            expected = ("succeeded" if finished else "running", n_calls, reward)
-            if [tuple(row.values()) for row in found] == [expected]:
-                return
-            assert time.monotonic() < deadline, f"the store shows {found}, not {expected}"
-            time.sleep(0.02)
+
+def _call_span(root: otlp.SpanContext, start_ns: int, values: dict[str, Any]) -> Span:
+    return otlp.span(
+        f"chat {values[names.REQUEST_MODEL]}",
+        otlp.SpanContext.new(root.trace_id),
+        parent_span_id=root.span_id,
+        kind=Span.SPAN_KIND_SERVER,
+        start_ns=start_ns,
+        end_ns=start_ns + 900_000,
+        values=values,
+    )
+
+
+def _resource(service: str) -> Resource:
+    return Resource(attributes=otlp.attributes({"service.name": service}))

@@ -14,8 +14,8 @@ from trainer.job import Job
 
 
 def test_a_step_trains_publishes_and_records(world: World) -> None:
-    good = world.agents.run("one", 1.0, n_calls=3)
-    bad = world.agents.run("one", 0.0, n_calls=1)
+    with world.agents.together():
+        good, bad = world.agents.run("one", 1.0, n_calls=3), world.agents.run("one", 0.0, n_calls=1)
     (step,) = world.train()
     assert (step.from_version, step.to_version, step.updated) == (0, 1, True)
     assert len(world.learners.seen) == 4
@@ -49,10 +49,11 @@ def test_a_step_trains_publishes_and_records(world: World) -> None:
 
 
 def test_nothing_new_is_an_error_that_counts(world: World) -> None:
-    world.agents.pair("one")
-    world.agents.run("one", None)
-    world.agents.run("one", 1.0, split="eval")
-    world.agents.run("one", None, finished=False)
+    with world.agents.together():
+        world.agents.pair("one")
+        world.agents.run("one", None)
+        world.agents.run("one", 1.0, split="eval")
+        world.agents.run("one", None, finished=False)
     world.train()
     with pytest.raises(NothingToTrainError, match=r"0 are ready, .* without a reward, .* 2 already trained"):
         world.train()
@@ -72,8 +73,9 @@ def test_a_step_waits_for_enough_rollouts_and_takes_whole_groups(world: World) -
 def test_later_rewarded_rollouts_are_not_skipped(world: World) -> None:
     world.agents.pair("one")
     world.train()
-    world.agents.run("two", 1.0, version=1)
-    world.agents.run("two", 0.0, version=0)
+    with world.agents.together():
+        world.agents.run("two", 1.0, version=1)
+        world.agents.run("two", 0.0, version=0)
     (step,) = world.train()
     assert (step.from_version, step.to_version) == (1, 2)
     assert len(world.learners.seen) == 8
@@ -82,21 +84,24 @@ def test_later_rewarded_rollouts_are_not_skipped(world: World) -> None:
 
 
 def test_what_is_dropped_is_recorded_with_its_reason_and_consumed(world: World) -> None:
-    reasons = {
-        world.agents.run("one", 1.0, n_calls=1): "",
-        world.agents.run("one", 0.0, n_calls=1): "",
-        world.agents.run(
-            "one", 0.0, 1, **{"tracegrad.trainable": False, "tracegrad.untrainable.reason": "no_logprobs"}
-        ): "no_logprobs",
-        world.agents.run("one", 0.0, n_calls=1, **{"tracegrad.sampling": '{"temperature":0.5}'}): "off_distribution",
-        world.agents.run("one", 0.0, n_calls=1, version=9): "unknown_version",
-        world.agents.run("two", 1.0, n_calls=1): "singleton_group",
-        world.agents.run("three", 1.0, n_calls=1): "no_signal",
-        world.agents.run("three", 1.0, n_calls=1): "no_signal",
-        world.agents.run(
-            "one", 0.0, 1, **{"tracegrad.trainable": False, "tracegrad.untrainable.reason": "error"}
-        ): "no_calls",
-    }
+    with world.agents.together():
+        reasons = {
+            world.agents.run("one", 1.0, n_calls=1): "",
+            world.agents.run("one", 0.0, n_calls=1): "",
+            world.agents.run(
+                "one", 0.0, 1, **{"tracegrad.trainable": False, "tracegrad.untrainable.reason": "no_logprobs"}
+            ): "no_logprobs",
+            world.agents.run(
+                "one", 0.0, n_calls=1, **{"tracegrad.sampling": '{"temperature":0.5}'}
+            ): "off_distribution",
+            world.agents.run("one", 0.0, n_calls=1, version=9): "unknown_version",
+            world.agents.run("two", 1.0, n_calls=1): "singleton_group",
+            world.agents.run("three", 1.0, n_calls=1): "no_signal",
+            world.agents.run("three", 1.0, n_calls=1): "no_signal",
+            world.agents.run(
+                "one", 0.0, 1, **{"tracegrad.trainable": False, "tracegrad.untrainable.reason": "error"}
+            ): "no_calls",
+        }
     (step,) = world.train()
     assert {row["rollout_id"]: row["drop_reason"] for row in world.samples()} == reasons
     assert step.metrics["dropped_no_signal"] == 2
@@ -107,8 +112,9 @@ def test_what_is_dropped_is_recorded_with_its_reason_and_consumed(world: World) 
 
 
 def test_without_signal_the_rollouts_are_consumed_and_the_version_stays(world: World) -> None:
-    world.agents.run("one", 1.0)
-    world.agents.run("one", 1.0)
+    with world.agents.together():
+        world.agents.run("one", 1.0)
+        world.agents.run("one", 1.0)
     (step,) = world.train()
     assert (step.updated, step.from_version, step.to_version) == (False, 0, 0)
     assert world.learners.last is None, "the engine is not even started"
@@ -132,8 +138,7 @@ def test_other_weights_than_the_trainers_are_refused(world: World) -> None:
 
 
 def test_token_ids_that_the_model_lacks_are_refused(world: World) -> None:
-    for reward in (1.0, 0.0):
-        world.agents.run("one", reward, **{"tracegrad.response.token_ids": "[64,1]"})
+    world.agents.pair("one", **{"tracegrad.response.token_ids": "[64,1]"})
     with pytest.raises(TracegradError, match=r"token id 64, but the model .* knows 64 tokens"):
         world.train()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from training_doubles import CountingLearner
-from training_world import World
+from training_world import World, changed
 
 from tracegrad.errors import NothingToTrainError
 from trainer.publisher import Publisher
@@ -36,9 +36,10 @@ KILL_POINTS: dict[str, tuple[type | str, str, bool]] = {
 
 @pytest.mark.parametrize("point", KILL_POINTS)
 def test_a_kill_neither_repeats_nor_skips_a_sample(point: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = world.agents.pair("one")
-    world.train()
-    second = world.agents.pair("two", version=1)
+    with world.agents.together():
+        rollouts = [name for task in ("one", "two", "three") for name in world.agents.pair(task)]
+    two_at_a_time = changed(world.config, "data", max_rollouts=2)
+    world.train(two_at_a_time)
     owner, method, after = KILL_POINTS[point]
     with monkeypatch.context() as patch:
         if isinstance(owner, str):
@@ -48,18 +49,17 @@ def test_a_kill_neither_repeats_nor_skips_a_sample(point: str, world: World, mon
         else:
             patch.setattr(owner, method, killing(getattr(owner, method), after))
         with pytest.raises(KilledError):
-            world.train()
+            world.train(two_at_a_time)
     world.learners.prepare = lambda learner: None
 
-    third = world.agents.pair("three", version=1)
     try:
         while True:
-            world.train()
+            world.train(two_at_a_time)
     except NothingToTrainError:
         pass
 
     rows = world.samples()
-    assert Counter(row["rollout_id"] for row in rows) == dict.fromkeys([*first, *second, *third], 2)
+    assert Counter(row["rollout_id"] for row in rows) == dict.fromkeys(rollouts, 2)
     assert len({row["span_id"] for row in rows}) == len(rows)
     saved = JobDirectory(world.config.engine.checkpoints, "train").newest_checkpoint()
     assert saved is not None

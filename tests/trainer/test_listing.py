@@ -37,8 +37,8 @@ def listed(collector: Collector, *arguments: str) -> list[dict[str, Any]]:
 
 
 def test_one_object_a_line_with_the_contracts_fields(agents: RecordedAgents) -> None:
-    good = agents.run("one", 1.0, n_calls=2)
-    bad = agents.run("one", 0.0, n_calls=1)
+    with agents.together():
+        good, bad = agents.run("one", 1.0, n_calls=2), agents.run("one", 0.0, n_calls=1)
     lines = listed(agents.collector, "--policy", agents.policy)
     assert [" ".join(line) for line in lines] == [FIELDS] * 3
     assert [line["rollout_id"] for line in lines] == sorted([good, good, bad])
@@ -58,9 +58,9 @@ def test_one_object_a_line_with_the_contracts_fields(agents: RecordedAgents) -> 
 
 
 def test_filters_do_not_change_advantages(agents: RecordedAgents) -> None:
-    good = agents.run("one", 1.0)
-    agents.run("one", 0.0)
-    agents.run("two", 1.0)
+    with agents.together():
+        good, _ = agents.pair("one")
+        agents.run("two", 1.0)
     alone = listed(agents.collector, "--rollout", good)
     assert {line["rollout_id"] for line in alone} == {good}
     assert [line["advantage"] for line in alone] == pytest.approx([0.7071, 0.7071], abs=1e-4)
@@ -74,12 +74,13 @@ def test_filters_do_not_change_advantages(agents: RecordedAgents) -> None:
 
 
 def test_what_no_step_would_look_at_says_why(agents: RecordedAgents) -> None:
-    agents.pair("one")
-    reasons = {
-        agents.run("one", 1.0, n_calls=1, split="eval"): "eval",
-        agents.run("one", None, n_calls=1): "no_reward",
-        agents.run("one", None, n_calls=1, finished=False): "running",
-    }
+    with agents.together():
+        agents.pair("one")
+        reasons = {
+            agents.run("one", 1.0, n_calls=1, split="eval"): "eval",
+            agents.run("one", None, n_calls=1): "no_reward",
+            agents.run("one", None, n_calls=1, finished=False): "running",
+        }
     lines = listed(agents.collector, "--policy", agents.policy)
     others = {line["rollout_id"]: line for line in lines if line["rollout_id"] in reasons}
     assert {name: line["drop_reason"] for name, line in others.items()} == reasons
@@ -89,8 +90,9 @@ def test_what_no_step_would_look_at_says_why(agents: RecordedAgents) -> None:
 
 
 def test_a_trained_transition_keeps_its_batch_and_verdict(agents: RecordedAgents, config: TrainConfig) -> None:
-    agents.pair("one")
-    agents.run("one", 0.5, version=7)
+    with agents.together():
+        agents.pair("one")
+        agents.run("one", 0.5, version=7)
     before = listed(agents.collector, "--policy", agents.policy)
     with run.opened_job(config, agents.collector.clickhouse, start_learner=CountingLearner.start) as job:
         run.train_once(job, config, 1, lambda step: None)
