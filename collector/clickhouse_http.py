@@ -8,6 +8,7 @@ import asyncio
 import logging
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 from aiohttp import web
@@ -30,7 +31,7 @@ TOO_MANY_SIMULTANEOUS_QUERIES = 202
 
 
 class ClickHouseHttp:
-    """The routes. `close` stops what is running."""
+    """The routes. To stop: `finish`, then `close`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -50,9 +51,15 @@ class ClickHouseHttp:
             app.router.add_post(path, self._handle)
         return app
 
-    async def close(self) -> None:
-        """Stop running statements and let go of the engine."""
+    async def finish(self, within_s: float) -> None:
+        """Let running statements end, and stop those that have not after `within_s`: their clients get an error."""
+        ends = [asyncio.wrap_future(future) for future in list(self._running.values())]
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(asyncio.gather(*ends, return_exceptions=True)), within_s)
         await asyncio.gather(*(self._kill(tag, future) for tag, future in list(self._running.items())))
+
+    async def close(self) -> None:
+        """Let go of the engine. No request may be at work."""
         await asyncio.gather(*self._killing)
         self._threads.shutdown()
         self._control.shutdown()

@@ -76,13 +76,13 @@ async def _serve(engine: Engine, host: str, otlp: socket.socket, clickhouse: soc
         await stop.wait()
         log.info("collector stopping")
     finally:
-        await asyncio.gather(*(runner.cleanup() for runner in runners))
+        await asyncio.gather(*(runner.cleanup() for runner in runners), sql.finish(FINISH_S))
         await asyncio.gather(traces.close(), logs.close(), sql.close())
 
 
 def _runner(app: web.Application, **options: Any) -> web.AppRunner:
     # Bodies stay compressed until their handler, which knows how large they may become.
-    return web.AppRunner(app, access_log=None, auto_decompress=False, shutdown_timeout=FINISH_S, **options)
+    return web.AppRunner(app, access_log=None, auto_decompress=False, shutdown_timeout=2 * FINISH_S, **options)
 
 
 def _bind(host: str, port: int, what: str) -> socket.socket:
