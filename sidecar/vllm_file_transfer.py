@@ -5,8 +5,10 @@ file and swaps all of it in one call, so between calls the model always computes
 it and stamp the version. The caller pauses generation around it and drops the prefix cache afterwards.
 """
 
+import logging
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from vllm.platforms import current_platform
 from sidecar import weight_file
 from tracegrad.errors import InputError, TracegradError
 
+log = logging.getLogger("vllm.tracegrad")  # under "vllm", whose handler prints it
 ROOT_VARIABLE = "TRACEGRAD_WEIGHTS_ROOT"
 
 
@@ -49,12 +52,15 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
     supports_draft_weight_update = False
 
     root: Path | None = None
+    served: dict[str, weight_file.TensorInfo] | None = None
+    """What the model that vLLM was started with consists of; None where that cannot be read."""
 
     def init_transfer_engine(self, init_info: FileInitInfo) -> None:
         """Set the root. May be called again."""
         root = Path(init_info.root or os.environ.get(ROOT_VARIABLE, "/"))
         if not root.is_absolute() or not root.is_dir():
             raise InputError(f"root {root} of the weights is not an absolute path of a directory")
+        self.served = self.served or _served_tensors(self.model_config)
         self.root = root
 
     def start_weight_update(self) -> None:
@@ -83,10 +89,9 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
         if update_info.sha256 is not None:
             weight_file.check_sha256(file, update_info.sha256)
         new = weight_file.read_header(file)
-        served = weight_file.served_tensors(_checkpoint_directory(self.model_config))
-        if served is not None:
+        if self.served is not None:
             tied = bool(self.model_config.hf_text_config.tie_word_embeddings)
-            weight_file.check_same_tensors(new, served, tied=tied, file=file)
+            weight_file.check_same_tensors(new, self.served, tied=tied, file=file)
         return file
 
     def _load(self, file: Path) -> None:
@@ -97,7 +102,8 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
         except BaseException:
             _abandon_reload(self.model)
             raise
-        finalize_layerwise_reload(self.model, self.model_config)
+        with _expecting_idle_layers():
+            finalize_layerwise_reload(self.model, self.model_config)
         if current_platform.is_cpu():
             _repack_heads(self.model)
         if missing := expected - loaded:
@@ -112,13 +118,35 @@ def _tensors(file: Path) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, content.get_tensor(name)
 
 
-def _checkpoint_directory(model_config: Any) -> Path:
-    """Where the checkpoint that vLLM was started with lies; for a name on the Hub, its place in the local cache."""
-    if Path(model_config.model).is_dir():
-        return Path(model_config.model)
-    from huggingface_hub import snapshot_download
+def _served_tensors(model_config: Any) -> dict[str, weight_file.TensorInfo] | None:
+    """From the directory that vLLM was started with; for a name on the Hub, from its place in the local cache."""
+    directory = Path(model_config.model)
+    try:
+        if not directory.is_dir():
+            from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(model_config.model, revision=model_config.revision, local_files_only=True))
+            directory = Path(
+                snapshot_download(model_config.model, revision=model_config.revision, local_files_only=True)
+            )
+        tensors = weight_file.served_tensors(directory)
+    except (OSError, ValueError, InputError) as error:
+        log.warning("weights will not be compared with those of %s, which cannot be read: %s", directory, error)
+        return None
+    if tensors is None:
+        log.warning("weights will not be compared with those of %s, which holds no safetensors", directory)
+    return tensors
+
+
+@contextmanager
+def _expecting_idle_layers() -> Iterator[None]:
+    """vLLM warns of each layer that has constants but no weights to load. What was loaded is checked here instead."""
+    logger = logging.getLogger(finalize_layerwise_reload.__module__)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _repack_heads(model: torch.nn.Module) -> None:
