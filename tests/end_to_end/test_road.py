@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+import reward
 from tracegrad.demo import tasks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test pays for warm start and vLLM
 
 TWICE = [{"id": "sum", "question": "Find the sum of 31 and 14.", "answer": "45"}]
 
@@ -146,12 +147,10 @@ def test_a_step_trains_publishes_and_records(road: Any, two_runs: Any, job: Path
     summary = road.roll_out(file, "--n", "6", "--workers", "6", "--warm")
     assert summary["succeeded"] == 36
     scored = road.json("reward", "--tasks", str(file), "--grader", "numeric")
-    assert scored["scored"] == 36
+    assert scored["rewarded"] == 36
     # Whether this weak model ever answers right is chance; a second reward that varies makes the step certain.
     for position, rollout in enumerate(road.sql("SELECT rollout_id FROM rollouts WHERE task_id = 't0'")):
-        import reward
-
-        reward.emit("style", position / 6, rollout_id=rollout["rollout_id"], **_store(road))
+        reward.emit("style", position / 6, rollout_id=rollout["rollout_id"], endpoint=road.url("otlp_http_port"))
     plan = road.run("train", str(job), "--dry-run")
     assert plan.returncode == 0, plan.stderr
     result = road.run("train", str(job), "--json")
@@ -169,10 +168,6 @@ def test_a_step_trains_publishes_and_records(road: Any, two_runs: Any, job: Path
     )
     assert any(sample["used"] for sample in samples)
     assert all(sample["drop_reason"] for sample in samples if not sample["used"])
-
-
-def _store(road: Any) -> dict[str, str]:
-    return {"clickhouse": road.url("clickhouse_port"), "otlp": road.url("otlp_http_port")}
 
 
 def test_after_training_greedy_output_of_vllm_equals_transformers_with_the_published_weights(
