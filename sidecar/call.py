@@ -25,6 +25,16 @@ SHAPING = (
 """Further fields that change the distribution tokens are sampled from: recorded where the request has them."""
 
 
+SHARED_BY_CHOICES = (
+    names.REQUEST_MODEL,
+    names.RESPONSE_ID,
+    names.RESPONSE_MODEL,
+    names.SAMPLING,
+    names.INPUT_MESSAGES,
+)
+"""What the span of each of several choices repeats of its call, so that a choice is complete by itself."""
+
+
 @dataclass
 class Call:
     """What is known of a call so far; filled in as it goes, turned into spans once, at its end."""
@@ -87,8 +97,7 @@ def call_spans(call: Call) -> Iterator[Span]:
             own[names.CHOICE_INDEX] = choice.index
             own[names.OUTPUT_MESSAGES] = output_messages([choice])
             own[names.FINISH_REASONS] = [choice.finish_reason] if choice.finish_reason else None
-            for shared in (names.REQUEST_MODEL, names.RESPONSE_ID, names.RESPONSE_MODEL, names.SAMPLING):
-                own[shared] = values.get(shared)
+            own |= {name: values[name] for name in SHARED_BY_CHOICES}
             yield _span(
                 call, "choice", context, parent=call.identity.context.span_id, values=own, kind=Span.SPAN_KIND_INTERNAL
             )

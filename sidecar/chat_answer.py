@@ -78,16 +78,18 @@ def inexact_reason(answer: Answer, choice: Choice) -> str | None:
 
 def logprobs(value: Any) -> list[float] | None:
     """The sampled tokens' log-probs of a choice's `logprobs`; one that is not a number becomes NaN."""
-    content = mapping(value).get("content")
+    content = value.get("content") if isinstance(value, dict) else None
     if not isinstance(content, list):
         return None
-    found = [entry.get("logprob") if isinstance(entry, dict) else None for entry in content]
+    found: list[Any] = [entry.get("logprob") if isinstance(entry, dict) else None for entry in content]
+    if set(map(type, found)) <= {float}:
+        return found
     return [float(one) if isinstance(one, int | float) else math.nan for one in found]
 
 
 def token_ids(value: Any) -> list[int] | None:
     """A list of token ids; None for anything else."""
-    return value if isinstance(value, list) and all(type(one) is int for one in value) else None
+    return value if isinstance(value, list) and set(map(type, value)) <= {int} else None
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

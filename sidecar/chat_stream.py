@@ -16,33 +16,35 @@ from sidecar.sse import DONE, Event
 
 Json = dict[str, Any]
 
+REASONING = {"reasoning_content": "reasoning"}
+"""An older name of a field, and the one it has now."""
+
 
 class _PartialChoice:
     def __init__(self) -> None:
         self.role: str | None = None
-        self.content: list[str] = []
-        self.reasoning: list[str] = []
-        self.refusal: list[str] = []
+        self.parts: dict[str, list[str]] = {}
+        """The texts of a message by field: content, reasoning, refusal."""
         self.tool_calls: dict[int, Json] = {}
         self.finish_reason: str | None = None
         self.token_ids: list[int] | None = None
         self.logprobs: list[float] | None = None
 
     def add(self, choice: Json) -> None:
-        self.finish_reason = text(choice.get("finish_reason")) or self.finish_reason
+        if reason := choice.get("finish_reason"):
+            self.finish_reason = text(reason)
         if (ids := token_ids(choice.get("token_ids"))) is not None:
             self.token_ids = _extended(self.token_ids, ids)
         if (values := logprobs(choice.get("logprobs"))) is not None:
             self.logprobs = _extended(self.logprobs, values)
-        delta = mapping(choice.get("delta"))
-        self.role = text(delta.get("role")) or self.role
-        for name, parts in (("content", self.content), ("refusal", self.refusal)):
-            if part := text(delta.get(name)):
-                parts.append(part)
-        if part := text(delta.get("reasoning")) or text(delta.get("reasoning_content")):
-            self.reasoning.append(part)
-        for call in objects(delta.get("tool_calls")):
-            self._add_tool_call(call)
+        for name, part in mapping(choice.get("delta")).items():
+            if name == "tool_calls":
+                for call in objects(part):
+                    self._add_tool_call(call)
+            elif name == "role":
+                self.role = text(part)  # some providers say it in every chunk
+            elif isinstance(part, str):
+                self.parts.setdefault(REASONING.get(name, name), []).append(part)
 
     def _add_tool_call(self, part: Json) -> None:
         index = count(part.get("index")) or 0
@@ -54,11 +56,8 @@ class _PartialChoice:
                 call[name].append(piece)
 
     def finished(self, index: int) -> Choice:
-        message: Json = {"role": self.role or "assistant", "content": "".join(self.content) or None}
-        if self.reasoning:
-            message["reasoning"] = "".join(self.reasoning)
-        if self.refusal:
-            message["refusal"] = "".join(self.refusal)
+        message: Json = {"role": self.role}
+        message |= {name: "".join(parts) for name, parts in self.parts.items() if any(parts)}
         if self.tool_calls:
             message["tool_calls"] = [
                 {

@@ -14,6 +14,9 @@ from tracegrad.otlp import OtlpSender
 
 log = logging.getLogger(__name__)
 
+CONFIRM_LIMIT_S = 120
+"""After this a call is recorded as not proved."""
+
 
 class Recorder:
     """Turns calls into spans. `close` waits for those whose version is still being asked for."""
@@ -45,7 +48,9 @@ class Recorder:
 
     async def _confirm(self, call: Call, replica: Replica) -> None:
         try:
-            call.end = await replica.confirmed()
+            call.end = await asyncio.wait_for(replica.confirmed(), CONFIRM_LIMIT_S)
+        except TimeoutError:
+            log.error("engine did not confirm its version url=%s limit_s=%d", replica.url, CONFIRM_LIMIT_S)
         finally:
             self._record(call)
 

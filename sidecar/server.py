@@ -101,6 +101,7 @@ async def _watched(routes: Routes, session: aiohttp.ClientSession) -> AsyncItera
     async with AsyncExitStack() as stack:
         for replica in replicas:
             task = asyncio.create_task(replica.watch(session), name=f"watch {replica.url}")
+            task.add_done_callback(_report_death)
             stack.push_async_callback(_end, task)
         if replicas:
             first = [asyncio.create_task(replica.confirmed()) for replica in replicas]
@@ -111,6 +112,11 @@ async def _watched(routes: Routes, session: aiohttp.ClientSession) -> AsyncItera
 async def _end(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait([task])
+
+
+def _report_death(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("task died, restart the sidecar task=%s", task.get_name(), exc_info=error)
 
 
 async def _listen(stack: AsyncExitStack, runner: web.AppRunner, host: str, port: int) -> int:

@@ -45,11 +45,15 @@ class EventReader:
     def feed(self, received: bytes) -> list[Event]:
         """The events that `received` completes. Raises EventTooLargeError."""
         buffer = self._buffer + received
-        events, start = [], 0
-        for end in _END.finditer(buffer, self._searched):
-            events.append(Event(raw := buffer[start : end.end()], _data(raw)))
-            start = end.end()
-        self._buffer = buffer[start:]
+        if b"\r" not in buffer:
+            *parts, self._buffer = buffer.split(b"\n\n")
+            events = [Event(raw := part + b"\n\n", _data(raw)) for part in parts]
+        else:
+            events, start = [], 0
+            for end in _END.finditer(buffer, self._searched):
+                events.append(Event(raw := buffer[start : end.end()], _data(raw)))
+                start = end.end()
+            self._buffer = buffer[start:]
         if len(self._buffer) > MAX_EVENT_BYTES:
             raise EventTooLargeError(f"a server-sent event is longer than {MAX_EVENT_BYTES} bytes")
         self._searched = max(0, len(self._buffer) - 3)
@@ -57,8 +61,8 @@ class EventReader:
 
 
 def _data(raw: bytes) -> bytes | None:
-    if raw.startswith(b"data: ") and raw.endswith(b"\n\n") and raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw:
-        return raw[6:-2]
+    if raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and raw.find(b"\r") < 0:
+        return raw[6:-2]  # one line and the blank one: nearly every event
     lines = [
         line[5:].removeprefix(b" ") for line in _LINE_END.split(raw) if line.startswith(b"data:") or line == b"data"
     ]

@@ -194,6 +194,7 @@ async def test_several_choices_are_one_span_each_below_the_call(harness: Harness
         assert (choice.trace_id, choice.parent) == (request.trace_id, request.span_id)
         assert choice.attributes["tracegrad.rollout.id"] == request.attributes["tracegrad.rollout.id"]
         assert choice.attributes["tracegrad.policy.version"] == 0
+        assert choice.json("gen_ai.input.messages") == request.json("gen_ai.input.messages")
         assert_exact(choice, 5)
 
 
