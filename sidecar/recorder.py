@@ -50,7 +50,7 @@ class Recorder:
         try:
             call.end = await asyncio.wait_for(replica.confirmed(), CONFIRM_LIMIT_S)
         except TimeoutError:
-            log.error("engine did not confirm its version url=%s limit_s=%d", replica.url, CONFIRM_LIMIT_S)
+            log.warning("engine did not confirm its version url=%s limit_s=%d", replica.url, CONFIRM_LIMIT_S)
         finally:
             self._record(call)
 
