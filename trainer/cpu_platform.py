@@ -4,6 +4,7 @@ verl asks its platform object for everything that depends on the device, and loo
 name. It ships platforms for NVIDIA, ROCm and Ascend only, so on a plain machine it falls back to CUDA calls that
 fail. `use_cpu()` gives it a platform whose device is `torch.device("cpu")`, whose collectives are gloo and whose
 memory counters are zero, and lists an FSDP2 engine under `cpu`. Nothing of verl is patched.
+Once verl has a `cpu` platform of its own, this module can go.
 """
 
 import types

@@ -7,6 +7,10 @@ One optimiser step per epoch over all rows. The result of `update` does not depe
 Importing this module imports torch and verl, which takes some seconds.
 """
 
+import trainer.openmp  # noqa: F401 (before torch)
+
+# isort: split
+import gc
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -107,6 +111,7 @@ class Engine:
     def close(self) -> None:
         """Give the memory back. The process group stays: a process can start another Engine."""
         self._worker = None
+        gc.collect()
 
     def _settings(self, batch: Batch) -> dict[str, Any]:
         return {

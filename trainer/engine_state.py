@@ -37,6 +37,7 @@ def write_weights(file: Path, parameters: Iterable[tuple[str, torch.Tensor]], mo
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         _save(draft, tensors)
+        draft.chmod(0o644)  # safetensors creates files that only their owner can read
         draft.replace(file)
     finally:
         draft.unlink(missing_ok=True)
