@@ -113,38 +113,38 @@ class Job:
         started_ns, seconds = time.time_ns(), Seconds()
         with seconds("select"):
             plan = self.plan()
+            newest_recorded = max(self._store.versions(self._config.data.policy), default=0)
         rows = rows_of(plan.samples)
         metrics = self.plan_metrics(plan)
-        version = self.version
-        if rows:
-            with seconds("load"):
-                self.load()
-            with seconds("check"):
-                weights.check_token_ids(self._config, rows)
-                used = [sample for sample in plan.samples if sample.used]
-                metrics |= check_agreement(self._config, self.load(), self.version, used, rows)
-            with seconds("update"):
-                metrics |= self._update(rows)
-            version = max([self.version, *self._store.versions(self._config.data.policy)]) + 1
-        record = StepRecord(
-            number=self._number + 1,
-            step_id=secrets.token_hex(8),
-            job=self._config.job,
-            policy=self._config.data.policy,
-            from_version=self.version,
-            to_version=version,
-            updated=bool(rows),
-            algorithm=self._config.algorithm.name,
-            config=self._config.model_dump_json(),
-            metrics=metrics | seconds.metrics(),
-            started_ns=started_ns,
-            ended_ns=time.time_ns(),
-            lineage=(*self._lineage, version) if rows else self._lineage,
-            base_sha256=self._base_sha256,
-            samples=sample_records(plan),
-        )
-        self._commit(record, seconds)
-        finished = self.finish_pending(seconds)
+        version = max(self.version, newest_recorded) + 1 if rows else self.version
+        try:
+            if rows:
+                metrics |= self._learn(plan, rows, seconds)
+            record = StepRecord(
+                number=self._number + 1,
+                step_id=secrets.token_hex(8),
+                job=self._config.job,
+                policy=self._config.data.policy,
+                from_version=self.version,
+                to_version=version,
+                updated=bool(rows),
+                algorithm=self._config.algorithm.name,
+                config=self._config.model_dump_json(),
+                metrics=metrics | seconds.metrics(),
+                started_ns=started_ns,
+                ended_ns=time.time_ns(),
+                lineage=(*self._lineage, version) if rows else self._lineage,
+                base_sha256=self._base_sha256,
+                samples=sample_records(plan),
+            )
+            self._commit(record, seconds)
+        except BaseException:
+            self.close()  # it may have learned what no checkpoint holds
+            raise
+        try:
+            finished = self.finish_pending(seconds)
+        except UnreachableError as error:
+            raise UnreachableError(f"{error}; the step is saved, and finished as soon as that answers again") from error
         assert finished is not None  # noqa: S101 - it was committed just now
         return finished
 
@@ -215,15 +215,22 @@ class Job:
             lineage=self._lineage,
         )
 
-    def _update(self, rows: Sequence[Row]) -> dict[str, float]:
-        metrics = {name: float(value) for name, value in self.load().update(rows).items()}
+    def _learn(self, plan: Plan, rows: Sequence[Row], seconds: Seconds) -> dict[str, float]:
+        """Check that rows and learner belong together, then update. Raises TracegradError where anything is off."""
+        with seconds("load"):
+            learner = self.load()
+        with seconds("check"):
+            weights.check_token_ids(self._config, rows)
+            used = [sample for sample in plan.samples if sample.used]
+            checked = check_agreement(self._config, learner, self.version, used, rows)
+        with seconds("update"):
+            metrics = {name: float(value) for name, value in learner.update(rows).items()}
         broken = [name for name, value in metrics.items() if not math.isfinite(value)]
         if broken:
-            self.close()
             raise TracegradError(
                 f"the update gave {broken[0]} = {metrics[broken[0]]}: nothing was saved; lower engine.lr and try again"
             )
-        return metrics
+        return checked | metrics
 
     def _commit(self, record: StepRecord, seconds: Seconds) -> None:
         self._directory.write(record)

@@ -3,9 +3,11 @@
 import json
 import shutil
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
+from training_doubles import CountingLearner
 from training_world import World, changed
 
 from tracegrad.errors import NothingToTrainError, SettingsError, TracegradError, UnreachableError
@@ -154,6 +156,24 @@ def test_a_broken_update_leaves_nothing_behind(world: World) -> None:
     assert len(world.learners.seen) == 4
 
 
+def test_what_no_checkpoint_holds_is_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.agents.pair("one")
+
+    def full(learner: CountingLearner, directory: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with run.opened_job(world.config, world.agents.collector.clickhouse, start_learner=CountingLearner.start) as job:
+        job.start()
+        with monkeypatch.context() as patch:
+            patch.setattr(CountingLearner, "save", full)
+            with pytest.raises(TracegradError, match="checkpoint cannot be written, so nothing was trained"):
+                job.step()
+        assert job.step().to_version == 1
+        learner = job.load()
+        assert isinstance(learner, CountingLearner)
+        assert len(learner.seen) == 4
+
+
 def test_an_engine_that_restarted_gets_the_newest_weights_again(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.agents.pair("one")
     world.train()
@@ -239,7 +259,7 @@ def test_old_checkpoints_and_weights_are_deleted(world: World) -> None:
 def test_an_unreachable_engine_after_the_update_loses_nothing(world: World) -> None:
     world.agents.pair("one")
     world.sidecar.refuse_with = 502
-    with pytest.raises(UnreachableError, match=r"answered 502 to POST .*/publish: the engine does not answer$"):
+    with pytest.raises(UnreachableError, match=r"answered 502 to POST .*/publish: the engine does not answer; the step is saved"):
         world.train()
     world.sidecar.refuse_with = None
     (step,) = world.train()
