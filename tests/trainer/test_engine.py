@@ -172,15 +172,23 @@ def test_the_gradient_is_clipped_by_its_norm(llama: Path) -> None:
     assert clipped.item() == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_other_aggregations_are_verls_and_ignore_weights(llama: Path) -> None:
-    """token-mean: every trained token counts the same, padding rows none."""
+@pytest.mark.parametrize(
+    ("aggregation", "weight_of"),
+    [
+        ("token-mean", lambda row, rows: 1 / sum(len(other.response_token_ids) for other in rows)),
+        ("seq-mean-token-mean", lambda row, rows: 1 / len(rows) / len(row.response_token_ids)),
+        ("seq-mean-token-sum", lambda row, rows: 1 / len(rows)),
+    ],
+)
+def test_other_aggregations_are_verls_and_ignore_weights(
+    llama: Path, aggregation: str, weight_of: Callable[[Row, list[Row]], float]
+) -> None:
+    """Padding rows (7 rows in threes need two) count neither as tokens nor as sequences."""
     rows = make_rows(llama)
-    engine = Engine(config_of(llama, aggregation="token-mean", micro_batch_rows=3))
-    metrics = engine.update(rows)
-    n_tokens = sum(len(row.response_token_ids) for row in rows)
-    equal = [dataclasses.replace(row, weight=1 / n_tokens) for row in rows]
+    metrics = Engine(config_of(llama, aggregation=aggregation, micro_batch_rows=3)).update(rows)
+    weighted = [dataclasses.replace(row, weight=weight_of(row, rows)) for row in rows]
     plain = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
-    assert metrics["loss"] == pytest.approx(reference_loss(plain, equal).item(), rel=1e-5)
+    assert metrics["loss"] == pytest.approx(reference_loss(plain, weighted).item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("loss", ["dppo_tv", "dppo_kl", "gspo", "gpg", "clip_cov", "kl_cov", "cispo"])
