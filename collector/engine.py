@@ -95,7 +95,7 @@ class Engine:
         path = str(directory.absolute())
         if set("?&%") & set(path + str(CONFIG)):
             raise TracegradError(f"cannot keep a store in {path}: choose a --data path without ?, & and %")
-        self.directory = directory
+        self.directory = directory.absolute()
         self._lock = _lock(directory)
         self._address = f"{path}?config-file={CONFIG}&users_config={CONFIG}"
         try:

@@ -5,6 +5,7 @@ SIGTERM or SIGINT: no new connections, requests in flight are finished, the stor
 """
 
 import asyncio
+import contextlib
 import errno
 import logging
 import signal
@@ -41,7 +42,7 @@ def run(settings: Settings) -> None:
         otlp.close()
         raise
     try:
-        with Engine(chosen.data) as engine:
+        with Engine(chosen.data) as engine, contextlib.chdir(chosen.data):  # the engine caches schemas where it stands
             with engine.connection() as connection:
                 migrate(connection)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -1,6 +1,7 @@
 """Group commit from inside: framing, bounds, and batches that the engine refuses in part."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +19,8 @@ from collector.signals import TRACES
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(tmp_path_factory.mktemp("ingest") / "store") as opened:
+    directory = tmp_path_factory.mktemp("ingest")
+    with Engine(directory / "store") as opened, contextlib.chdir(directory):
         with opened.connection() as connection:
             migrate(connection)
         yield opened
