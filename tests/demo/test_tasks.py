@@ -96,5 +96,5 @@ def test_the_training_job_is_valid(tmp_path: Path) -> None:
     file = tmp_path / "train.toml"
     file.write_text(plan.train_toml("http://127.0.0.1:9"))
     job = config.load(file)
-    assert (job.data.min_rollouts, job.engine.seed, job.algorithm.epochs) == (96, 7, 2)
+    assert (job.data.max_rollouts, job.engine.seed, job.algorithm.epochs) == (96, 7, 2)
     assert job.publish.weights == plan.run / "weights"

@@ -56,7 +56,7 @@ job = "demo"
 
 [data]
 policy = "policy"
-min_rollouts = {self.rollouts_per_step}
+min_rollouts = {self.rollouts_per_step // 2}  # they are rewarded all at once; some may have died before a call
 max_rollouts = {self.rollouts_per_step}
 
 [credit]
