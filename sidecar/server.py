@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 SERVICE = "tracegrad.sidecar"
 SHUTDOWN_S = 20.0
+MAX_BATCH_BYTES = 1 << 20
+"""Of spans in one export: agents wait while one is put together."""
 FIRST_ANSWER_S = 2.0
 CONFIRM_S = 5.0
 
@@ -72,7 +74,9 @@ async def serve(settings: Settings, *, shutdown_s: float = SHUTDOWN_S) -> AsyncI
     routes = build_routes(settings)
     metrics = Metrics()
     async with AsyncExitStack() as stack:
-        sender = await stack.enter_async_context(OtlpSender(settings.otlp, SERVICE, close_timeout_s=shutdown_s / 2))
+        sender = await stack.enter_async_context(
+            OtlpSender(settings.otlp, SERVICE, max_batch_bytes=MAX_BATCH_BYTES, close_timeout_s=shutdown_s / 2)
+        )
         session = await stack.enter_async_context(client_session())
         control = await stack.enter_async_context(control_session())
         await stack.enter_async_context(_watched(routes, control))
