@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 import shutil
 import sys
@@ -36,7 +37,9 @@ def build(directory: Path, config: WarmStart, excluded: set[str], progress: Call
     `excluded` questions are kept out of the demonstrations. `progress(step, loss)` is called after every step.
     """
     import torch
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # it would report the writing of one small file
     rng = random.Random(f"warm start {config.seed}")
     torch.manual_seed(config.seed)
     torch.set_num_threads(config.threads)
@@ -75,6 +78,7 @@ async def build_in_process(
     """`build` in a process of its own: its memory goes back when it ends, and cancelling kills it at once."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tracegrad.demo.warm_start", str(directory), json.dumps(asdict(config))),
+        env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},  # threads that spin while they wait starve others of cores
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,
