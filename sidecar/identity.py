@@ -6,7 +6,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_plus
 
 from tracegrad import names
 from tracegrad.otlp import SpanContext, parse_traceparent
@@ -73,5 +73,6 @@ def parse_baggage(header: str | None) -> dict[str, str]:
     for member in header.split(","):
         name, equals, value = member.partition(";")[0].partition("=")
         if equals and name.strip():
-            members[unquote(name.strip())] = unquote(value.strip())
+            # OpenTelemetry for Python writes a space as `+` and a plus as `%2B`.
+            members[unquote(name.strip())] = unquote_plus(value.strip())
     return members

@@ -49,5 +49,6 @@ def test_the_span_is_a_child_of_the_caller() -> None:
 
 def test_baggage_is_decoded_and_nonsense_left_out() -> None:
     assert parse_baggage("rollout.id=a%2Cb;p=1, task.id = t 1 ,broken, =x") == {"rollout.id": "a,b", "task.id": "t 1"}
+    assert parse_baggage("task.id=a+b%2Bc") == {"task.id": "a b+c"}, "as OpenTelemetry for Python writes `a b+c`"
     not_utf8 = identify(Target("/v1", None, 0), {"baggage": "task.id=\udcff"})
     assert not_utf8.task_id == "\ufffd"
