@@ -41,7 +41,8 @@ _RESERVED = {
 }
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-_GAP = rb"(?:\s|--[^\n]*(?:\n|$)|#[ !][^\n]*(?:\n|$)|/\*.*?\*/)*"
+# Space and comments. Atomic: a statement of many comments must not be tried in every way to split them.
+_GAP = rb"(?>\s|--[^\n]*(?:\n|$)|#[ !][^\n]*(?:\n|$)|/\*.*?\*/)*+"
 _NAMED = rb"(?:`[^`]*`|\"[^\"]*\"|\w+)"
 _COLUMNS = rb"\((?:[^()`]|`[^`]*`|\([^()]*\))*\)"
 _SETTINGS = rb"SETTINGS\s(?:[^;']|'(?:[^'\\]|\\.)*')*?"
@@ -63,6 +64,7 @@ _FILES = re.compile(
 FILES_REFUSED = (
     "files of this machine are out of reach here; to search for text that looks like it, pass the text as a parameter"
 )
+DEFAULT_DATABASE = "otel"
 ACCESS_DENIED, BAD_ARGUMENTS, NOT_IMPLEMENTED = 497, 36, 48
 MAX_STATEMENT_SEARCH = 1 << 18
 """An INSERT's head is looked for in so many bytes: the data behind it may be large."""
@@ -88,7 +90,7 @@ class SqlRequest:
     sql: bytes
     insert: Insert | None
     output_format: str
-    database: str | None
+    database: str
     settings: Mapping[str, str]
     params: Mapping[str, str]
     session: str | None
@@ -131,7 +133,10 @@ def parse(parameters: Mapping[str, str], headers: Mapping[str, str], body: bytes
         insert = _insert(query, body)
     except UnicodeDecodeError as cause:
         raise error(BAD_ARGUMENTS, "the statement is not UTF-8") from cause
-    sql = insert.into.encode() if insert else b"\n".join(part for part in (query, body) if part)
+    if insert is not None:
+        sql = f"{insert.into} {insert.settings}".encode()
+    else:
+        sql = b"\n".join(part for part in (query, body) if part)
     if _FILES.search(sql):
         raise error(ACCESS_DENIED, FILES_REFUSED)
     named = _FORMAT.search(sql)
@@ -140,7 +145,7 @@ def parse(parameters: Mapping[str, str], headers: Mapping[str, str], body: bytes
         sql=sql,
         insert=insert,
         output_format=named[1].decode() if named else default,
-        database=parameters.get("database") or headers.get("X-ClickHouse-Database") or None,
+        database=parameters.get("database") or headers.get("X-ClickHouse-Database") or DEFAULT_DATABASE,
         settings=settings,
         params={name.removeprefix("param_"): value for name, value in parameters.items() if name.startswith("param_")},
         session=parameters.get("session_id") or None,

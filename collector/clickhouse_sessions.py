@@ -31,7 +31,7 @@ class _Session:
     applied: dict[str, str] = field(default_factory=dict)
     original: dict[str, str] = field(default_factory=dict)
 
-    def prepare(self, database: str | None, settings: Mapping[str, str]) -> None:
+    def prepare(self, database: str, settings: Mapping[str, str]) -> None:
         """Make URL settings hold, and those of the URL before no more."""
         unknown = [name for name in settings if name not in self.original]
         if unknown:
@@ -45,7 +45,7 @@ class _Session:
         changed = {name: value for name, value in settings.items() if self.applied.get(name) != value}
         self.connection.set(restored | changed)
         self.applied = dict(settings)
-        if database is not None and database != self.database:
+        if database != self.database:
             _use(self.connection, database)
             self.database = database
 
@@ -67,8 +67,7 @@ class Sessions:
         settings = {**request.settings, "log_comment": tag}
         if request.session is None or readonly:
             with self._engine.connection() as connection:
-                if request.database is not None:
-                    _use(connection, request.database)
+                _use(connection, request.database)
                 connection.set(settings | ({"readonly": "2"} if readonly else {}))
                 yield connection
             return

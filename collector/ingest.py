@@ -20,7 +20,7 @@ from tracegrad.errors import TracegradError
 log = logging.getLogger(__name__)
 
 GATHER_S = 0.005
-INTERVAL_S = 0.1
+INTERVAL_S = 0.2
 BATCH_BYTES = 16 << 20
 WAITING_BYTES = 256 << 20
 SLOW_PATH_S = 30.0

@@ -156,6 +156,7 @@ def test_sessions_are_checked_and_locked(collector: Any, fetch: Any) -> None:
         ({"query": "SELECT {x:UInt8} + 1", "param_x": "4"}, None, b"5\n"),
         ({"query": "SELECT currentDatabase()", "database": "system"}, None, b"system\n"),
         ({}, b"SELECT 2", b"2\n"),
+        ({}, b"SELECT currentDatabase()", b"otel\n"),
         ({"query": "SELECT "}, b"3", b"3\n"),
         ({"query": "SELECT getSetting('max_block_size')", "max_block_size": "77"}, b"", b"77\n"),
     ],
