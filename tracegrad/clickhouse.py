@@ -1,33 +1,48 @@
 """One way to reach the store, for everyone who reads or writes rows: clickhouse-connect over HTTP, database `otel`."""
 
-from urllib.parse import unquote, urlsplit
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from clickhouse_connect import get_client
 from clickhouse_connect.driver.client import Client
-from clickhouse_connect.driver.exceptions import ClickHouseError
+from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
 
-from tracegrad.errors import SettingsError, UnreachableError
+from tracegrad.errors import TracegradError, UnreachableError
 
 DATABASE = "otel"
+
+
+def shown(url: str) -> str:
+    """The address without user and password, for messages."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def connect(url: str) -> Client:
     """A client for the store at `url`. Raises UnreachableError when nothing answers there."""
     parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise SettingsError(f"bad setting clickhouse: {url!r} is not an http:// address")
-    try:
+    secure = parts.scheme == "https"
+    with errors_in_one_line(url):
         return get_client(
             host=parts.hostname,
-            port=parts.port or (8443 if parts.scheme == "https" else 8123),
-            secure=parts.scheme == "https",
+            port=parts.port or (8443 if secure else 8123),
+            secure=secure,
             username=unquote(parts.username) if parts.username else None,
             password=unquote(parts.password or ""),
             database=DATABASE,
             autogenerate_session_id=False,
         )
-    except (ClickHouseError, OSError) as error:
-        address = f"{parts.scheme}://{parts.hostname}:{parts.port or 8123}"
+
+
+@contextmanager
+def errors_in_one_line(url: str) -> Iterator[None]:
+    """Turn the driver's errors into ours: UnreachableError when the store is gone, TracegradError when it refuses."""
+    try:
+        yield
+    except (OperationalError, OSError) as error:
         raise UnreachableError(
-            f"no store at {address}: start one with `tracegrad collector`, or set TRACEGRAD_CLICKHOUSE"
+            f"no store at {shown(url)}: start one with `tracegrad collector`, or set TRACEGRAD_CLICKHOUSE"
         ) from error
+    except ClickHouseError as error:
+        raise TracegradError(f"the store refused a query: {str(error).splitlines()[0]}") from error

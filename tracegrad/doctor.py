@@ -3,6 +3,7 @@
 The checks only look: they start nothing and change nothing.
 """
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -12,7 +13,7 @@ import aiohttp
 from clickhouse_connect.driver.client import Client
 
 from tracegrad import clickhouse
-from tracegrad.errors import UnreachableError
+from tracegrad.errors import TracegradError
 from tracegrad.settings import Settings
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -35,15 +36,20 @@ async def examine(settings: Settings) -> list[Finding]:
     policies = await _policies(settings.sidecar_admin_url)
     findings += _engines(policies)
     try:
-        client = clickhouse.connect(settings.clickhouse)
-    except UnreachableError as error:
-        return [*findings, Finding("store (SQL)", "fail", str(error), "start the collector")]
-    findings.append(Finding("store (SQL)", "ok", f"answers at {settings.clickhouse}"))
-    findings += _calls(client)
-    findings += _rollouts(client)
-    findings += _staleness(client, policies)
-    client.close()
+        findings += await asyncio.to_thread(_stored, settings.clickhouse, policies)
+    except TracegradError as error:
+        findings.append(Finding("store (SQL)", "fail", str(error), "start it: `tracegrad collector`"))
     return findings
+
+
+def _stored(url: str, policies: list[dict[str, Any]]) -> list[Finding]:
+    client = clickhouse.connect(url)
+    try:
+        with clickhouse.errors_in_one_line(url):
+            answers = Finding("store (SQL)", "ok", f"answers at {clickhouse.shown(url)}")
+            return [answers, *_calls(client), *_rollouts(client), *_staleness(client, policies)]
+    finally:
+        client.close()
 
 
 async def _answers(check: str, url: str, command: str) -> Finding:
@@ -66,9 +72,9 @@ async def _policies(admin_url: str) -> list[dict[str, Any]]:
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
             session.get(admin_url + "/policies") as response,
         ):
-            body: dict[str, list[dict[str, Any]]] = await response.json()
-            return body["policies"]
-    except (aiohttp.ClientError, TimeoutError):
+            policies: list[dict[str, Any]] = (await response.json())["policies"]
+            return policies
+    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
         return []
 
 
@@ -77,14 +83,10 @@ def _engines(policies: list[dict[str, Any]]) -> Iterator[Finding]:
         for replica in policy["replicas"]:
             check = f"engine {replica['url']}"
             if not replica["healthy"]:
-                yield Finding(check, "fail", "does not answer", "start vLLM there, or correct `upstream` in [[model]]")
+                advice = "start vLLM there as `tracegrad up --model` does, or correct `upstream` in [[model]]"
+                yield Finding(check, "fail", replica.get("problem") or "does not answer", advice)
             elif replica["version"] is None:
-                yield Finding(
-                    check,
-                    "fail",
-                    "does not tell its weight version",
-                    "start vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config (see `tracegrad up --help`)",
-                )
+                yield Finding(check, "warn", "its weights are changing", "ask again when the publication has ended")
             else:
                 yield Finding(check, "ok", f"serves {policy['name']}@{replica['version']}")
 
@@ -104,7 +106,7 @@ def _calls(client: Client) -> Iterator[Finding]:
         yield Finding(
             "traceparent",
             "warn",
-            f"{calls - with_parent} of {calls} calls came without one, so they train as flat rollouts",
+            f"{calls - with_parent} of {calls} calls came without one, so their place in the agent's run is unknown",
             "run the agent under `opentelemetry-instrument` with tracegrad-otel installed in its environment",
         )
     if exact == calls:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -55,10 +55,11 @@ VLLM_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Engine:
-    """The vLLM to start: a model directory and further command-line arguments of vLLM."""
+    """The vLLM to start: a model directory, and further arguments and environment of vLLM."""
 
     model: Path
     arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -126,11 +127,12 @@ def _vllm(settings: Settings, engine: Engine) -> Service:
         *settings.vllm.args,
         *engine.arguments,
     )
-    return Service("vllm", argv, VLLM_ENVIRONMENT, host, (port,), f"http://{host}:{port}/health")
+    environment = {**VLLM_ENVIRONMENT, **engine.environment}
+    return Service("vllm", argv, environment, host, (port,), f"http://{host}:{port}/health")
 
 
 def as_environment(settings: Settings) -> dict[str, str]:
-    """The settings as environment variables, for other processes; secrets stay in the file they came from."""
+    """The settings as environment variables, for our own processes. Keys of models stay in the file they came from."""
     values = {
         f"TRACEGRAD_{section}_{name}".upper(): str(value)
         for section in ("collector", "sidecar", "vllm")
@@ -169,7 +171,10 @@ class Running:
         for service in self._services:
             for port in service.ports:
                 require_free(service.host, port, service.name)
-        self._logs.mkdir(parents=True, exist_ok=True)
+        try:
+            self._logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingsError(f"logs cannot be kept in {self._logs}: {error.strerror}") from error
         try:
             for service in self._services:
                 self._start(service)
@@ -204,7 +209,7 @@ class Running:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for us; we stop the services in order
-                preexec_fn=_stop_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - one thread only
+                preexec_fn=_stop_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - one C call
             )
         self._processes.append((service, process))
 

@@ -1,16 +1,27 @@
 """Every setting, in one place: defaults, then a TOML file, then `TRACEGRAD_*` environment variables.
 
 `TRACEGRAD_CLICKHOUSE` sets a top-level value, `TRACEGRAD_SIDECAR_PORT` the `port` of `[sidecar]`. Ports bind
-to loopback unless a setting says otherwise. What a training job does is not here but in its own `train.toml`.
+to loopback unless a setting says otherwise. Addresses that are not given follow from hosts and ports, so that changing
+a port in one place is enough. What a training job does is not here but in its own `train.toml`.
 """
 
 import os
+import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from tracegrad.errors import SettingsError
 
@@ -33,7 +44,7 @@ class CollectorSettings(_Section):
 
 
 class SidecarSettings(_Section):
-    """`[sidecar]`: the proxy. Published weights are accepted only from under `weights`."""
+    """`[sidecar]`: the proxy. Published weights are accepted only from under `weights`; `data` is its own directory."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8088, ge=0, le=65535)
@@ -68,17 +79,46 @@ class ModelRoute(_Section):
         return tuple(url.rstrip("/").removesuffix("/v1") for url in urls)
 
 
+_ADDRESSES = {
+    "clickhouse": ("collector", "clickhouse_port"),
+    "otlp": ("collector", "otlp_http_port"),
+    "sidecar_url": ("sidecar", "port"),
+    "sidecar_admin_url": ("sidecar", "admin_port"),
+}
+"""Where each address comes from when it is not given: a section's host, and a port of it."""
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - what is bound there answers here
+
+
 class Settings(_Section):
     """Everything the processes need to find each other. Without `[[model]]`, all models are the engine's policy."""
 
-    clickhouse: str = "http://127.0.0.1:8123"
-    otlp: str = "http://127.0.0.1:4318"
-    sidecar_url: str = "http://127.0.0.1:8088"
-    sidecar_admin_url: str = "http://127.0.0.1:8089"
+    clickhouse: str = ""
+    otlp: str = ""
+    sidecar_url: str = ""
+    sidecar_admin_url: str = ""
     collector: CollectorSettings = CollectorSettings()
     sidecar: SidecarSettings = SidecarSettings()
     vllm: VllmSettings = VllmSettings()
     model: tuple[ModelRoute, ...] = ()
+
+    @field_validator(*_ADDRESSES)
+    @classmethod
+    def _is_http(cls, value: str) -> str:
+        parts = urlsplit(value)
+        _ = parts.port  # raises ValueError, whose message says what is wrong
+        if value and (parts.scheme not in {"http", "https"} or not parts.hostname):
+            raise ValueError("not an http:// address")
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Settings":
+        for name, (section, port) in _ADDRESSES.items():
+            if not getattr(self, name):
+                chosen = getattr(self, section)
+                host = _ANY_HOST.get(chosen.host, chosen.host)
+                # Not marked as set: a later change of the port is followed.
+                self.__dict__[name] = f"http://{host}:{getattr(chosen, port)}"
+        return self
 
     @property
     def routes(self) -> tuple[ModelRoute, ...]:
@@ -89,8 +129,8 @@ class Settings(_Section):
     def with_values(self, section: str, **values: Any) -> "Settings":
         """A copy where `section` has `values`, as given on a command line; None leaves a value as it is."""
         given = {name: value for name, value in values.items() if value is not None}
-        changed = self.model_dump()
-        changed[section].update(given)
+        changed = self.model_dump(exclude_unset=True)
+        changed[section] = changed.get(section, {}) | given
         return _validate(changed, f"command line ([{section}])")
 
 
@@ -105,6 +145,8 @@ def load(file: Path | None = None, environ: Mapping[str, str] = os.environ) -> S
             values = tomllib.loads(source.read_text())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SettingsError(f"{source} is not TOML: {error}") from error
+        except OSError as error:
+            raise SettingsError(f"{source} cannot be read: {error.strerror}") from error
     _overlay_environment(values, environ)
     return _validate(values, str(source) if source.exists() else "the environment")
 
@@ -113,10 +155,11 @@ def _overlay_environment(values: dict[str, Any], environ: Mapping[str, str]) -> 
     for name, field in Settings.model_fields.items():
         default = field.default
         if isinstance(default, _Section):
-            for inner in type(default).model_fields:
+            for inner, inner_field in type(default).model_fields.items():
                 text = environ.get(f"TRACEGRAD_{name}_{inner}".upper())
                 if text is not None:
-                    values.setdefault(name, {})[inner] = text
+                    several = isinstance(inner_field.default, tuple)
+                    values.setdefault(name, {})[inner] = tuple(shlex.split(text)) if several else text
         elif isinstance(default, str):
             text = environ.get(f"TRACEGRAD_{name}".upper())
             if text is not None:

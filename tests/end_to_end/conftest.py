@@ -24,7 +24,7 @@ PORTS = ("otlp_http_port", "clickhouse_port", "port", "admin_port", "vllm")
 
 @dataclass(frozen=True)
 class Road:
-    """A running `tracegrad up`. Commands run in `home` and find the services through `config` and the environment."""
+    """A running `tracegrad up`. Commands run in `home`, whose tracegrad.toml says where the services are."""
 
     home: Path
     config: Path
@@ -33,12 +33,8 @@ class Road:
 
     @property
     def environment(self) -> dict[str, str]:
-        return os.environ | {
-            "TRACEGRAD_CLICKHOUSE": self.url("clickhouse_port"),
-            "TRACEGRAD_OTLP": self.url("otlp_http_port"),
-            "TRACEGRAD_SIDECAR_URL": self.url("port"),
-            "TRACEGRAD_SIDECAR_ADMIN_URL": self.url("admin_port"),
-        }
+        """What points at the services: the configuration in `home`, and no setting of whoever runs the tests."""
+        return {name: value for name, value in os.environ.items() if not name.startswith("TRACEGRAD_")}
 
     def url(self, port: str) -> str:
         return f"http://127.0.0.1:{self.ports[port]}"

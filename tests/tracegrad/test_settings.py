@@ -66,3 +66,31 @@ def test_a_bad_file_is_one_line_that_names_the_setting(tmp_path: Path, text: str
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no configuration file"):
         settings.load(tmp_path / "absent.toml", {})
+
+
+def test_addresses_follow_the_ports(tmp_path: Path) -> None:
+    file = tmp_path / "tracegrad.toml"
+    file.write_text("[sidecar]\nport = 9000\nadmin_port = 9001\n[collector]\nclickhouse_port = 9123\n")
+    chosen = settings.load(file, {"TRACEGRAD_COLLECTOR_OTLP_HTTP_PORT": "5318"})
+    assert (chosen.sidecar_url, chosen.sidecar_admin_url) == ("http://127.0.0.1:9000", "http://127.0.0.1:9001")
+    assert (chosen.clickhouse, chosen.otlp) == ("http://127.0.0.1:9123", "http://127.0.0.1:5318")
+    assert chosen.with_values("sidecar", port=9002).sidecar_url == "http://127.0.0.1:9002"
+    elsewhere = settings.load(file, {"TRACEGRAD_CLICKHOUSE": "http://store:1/"})
+    assert elsewhere.with_values("collector", clickhouse_port=7).clickhouse == "http://store:1", "a given one stays"
+
+
+@pytest.mark.parametrize("address", ["http://h:99999", "ftp://h", "localhost:8123", "http://"])
+def test_a_bad_address_is_one_line(address: str) -> None:
+    with pytest.raises(SettingsError, match="bad setting clickhouse") as caught:
+        settings.load(environ={"TRACEGRAD_CLICKHOUSE": address})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_directory_as_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot be read"):
+        settings.load(tmp_path, {})
+
+
+def test_engine_arguments_from_the_environment() -> None:
+    chosen = settings.load(environ={"TRACEGRAD_VLLM_ARGS": "--dtype float32 --seed 1"})
+    assert chosen.vllm.args == ("--dtype", "float32", "--seed", "1")

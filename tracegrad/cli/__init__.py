@@ -1,6 +1,5 @@
 """The `tracegrad` command. Each subcommand is one module that imports its room only when it runs."""
 
-import asyncio
 import logging
 import signal
 import sys
@@ -20,6 +19,8 @@ from tracegrad.cli import (
     up,
 )
 from tracegrad.errors import TracegradError
+
+INTERRUPTED = 128 + signal.SIGINT
 
 app = typer.Typer(
     name="tracegrad",
@@ -46,6 +47,7 @@ def main() -> None:
     except TracegradError as error:
         typer.echo(f"tracegrad: {error}", err=True)
         sys.exit(1)
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        typer.echo("tracegrad: interrupted", err=True)
-        sys.exit(128 + signal.SIGINT)
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:  # what typer makes of KeyboardInterrupt, without a word
+            typer.echo("tracegrad: interrupted", err=True)
+        raise

@@ -3,15 +3,16 @@
 import os
 import sys
 import urllib.error
-import urllib.parse
 import urllib.request
+from http.client import HTTPResponse
 from typing import Annotated
+from urllib.parse import unquote, urlencode, urlsplit
 
 import typer
 
 from tracegrad import settings
 from tracegrad.cli.options import AsJson, ConfigFile
-from tracegrad.errors import SettingsError, TracegradError, UnreachableError
+from tracegrad.errors import TracegradError, UnreachableError
 
 EXAMPLE = 'Example: tracegrad sql "SELECT status, count() FROM rollouts GROUP BY status"'
 
@@ -26,22 +27,33 @@ def command(
 ) -> None:
     """Ask the store anything. The database is `otel`; a FORMAT clause in the query wins."""
     url = settings.load(config).clickhouse
-    if not url.startswith(("http://", "https://")):
-        raise SettingsError(f"bad setting clickhouse: {url!r} is not an http:// address")
     text = sys.stdin.read() if query == "-" else query
     default = output_format or ("JSONEachRow" if as_json else "PrettyCompactMonoBlock")
-    parameters = {"default_format": default, "database": "otel"}
-    if not as_json and sys.stdout.isatty() and "NO_COLOR" not in os.environ:
-        parameters["output_format_pretty_color"] = "1"
-    target = f"{url.rstrip('/')}/?{urllib.parse.urlencode(parameters)}"
-    try:
-        with urllib.request.urlopen(target, data=text.encode()) as answer:  # noqa: S310 - the scheme was checked
+    colors = not as_json and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    with _ask(url, text, {"default_format": default, "output_format_pretty_color": str(int(colors))}) as answer:
+        try:
             while chunk := answer.read(1 << 16):
                 sys.stdout.buffer.write(chunk)
+            sys.stdout.flush()
+        except BrokenPipeError:  # `| head` has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _ask(url: str, query: str, parameters: dict[str, str]) -> HTTPResponse:
+    """The running answer of ClickHouse's HTTP interface, which chooses formats better than a driver would."""
+    parts = urlsplit(url)
+    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2], path=parts.path or "/")
+    target = bare._replace(query=urlencode({"database": "otel"} | parameters)).geturl()
+    request = urllib.request.Request(target, query.encode())  # noqa: S310 - the settings hold only http addresses
+    if parts.username:
+        request.add_header("X-ClickHouse-User", unquote(parts.username))
+        request.add_header("X-ClickHouse-Key", unquote(parts.password or ""))
+    try:
+        answer: HTTPResponse = urllib.request.urlopen(request)  # noqa: S310
     except urllib.error.HTTPError as error:
         raise TracegradError(f"ClickHouse: {error.read().decode(errors='replace').strip()}") from error
-    except (urllib.error.URLError, OSError) as error:
-        raise UnreachableError(
-            f"no store at {url} ({error}): start one with `tracegrad up` or `tracegrad collector`"
-        ) from error
-    sys.stdout.flush()
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        address = f"{bare.scheme}://{bare.netloc}"
+        raise UnreachableError(f"no store at {address} ({reason}): start one with `tracegrad collector`") from error
+    return answer

@@ -11,7 +11,7 @@ import typer
 from tracegrad import services, settings
 from tracegrad.cli.options import ConfigFile
 
-EXAMPLE = "Example: tracegrad up --model ./my-model    (then, elsewhere: tracegrad doctor)"
+EXAMPLE = "Example: tracegrad up --model ./my-model"
 
 
 def command(
@@ -44,9 +44,13 @@ async def _run(chosen: settings.Settings, processes: list[services.Service], log
 
 
 async def _serve(chosen: settings.Settings, processes: list[services.Service], logs: Path) -> None:
+    from tracegrad.clickhouse import shown
+
     async with services.Running(processes, logs, typer.echo) as running:
         sidecar = f"http://{chosen.sidecar.host}:{chosen.sidecar.port}/v1"
-        typer.echo(f"ask it anything:  tracegrad sql 'SHOW TABLES'   (ClickHouse over HTTP: {chosen.clickhouse})")
+        typer.echo(
+            f"ask it anything:  tracegrad sql 'SHOW TABLES'   (ClickHouse over HTTP: {shown(chosen.clickhouse)})"
+        )
         typer.echo(f"run your agent:   OPENAI_BASE_URL={sidecar} opentelemetry-instrument python my_agent.py")
         typer.echo("stop with Ctrl-C")
         await running.watch()

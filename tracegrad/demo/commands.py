@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,28 +13,27 @@ from typing import Any
 from tracegrad.errors import TracegradError
 
 STOP_TIMEOUT_S = 20.0
-LONGEST_LINE_BYTES = 1 << 20
 
 
 class Commands:
-    """Subcommands under one environment; `log` collects what they print on stderr."""
+    """Subcommands with one configuration file; `log` collects what they print on stderr."""
 
-    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+    def __init__(self, config: Path, environment: Mapping[str, str], log: Path) -> None:
+        self._config = config
         self._environment = os.environ | environment
         self._log = log
 
-    async def run_json(self, *arguments: str, progress: Callable[[str], None] | None = None) -> dict[str, Any]:
-        """The JSON object that the subcommand prints. `progress` gets each line of its stderr."""
-        process = await self._start(arguments, asyncio.subprocess.PIPE)
+    async def run_json(self, *arguments: str) -> dict[str, Any]:
+        """The JSON object that the subcommand prints."""
+        with self._log.open("ab") as log:
+            process = await self._start(arguments, asyncio.subprocess.PIPE, log.fileno())
         try:
-            assert process.stdout is not None and process.stderr is not None, "both are pipes"  # noqa: S101
-            output, _ = await asyncio.gather(process.stdout.read(), self._follow(process.stderr, progress))
-            status = await process.wait()
+            output, _ = await process.communicate()
         except BaseException:
             await _stop(process)
             raise
-        if status != 0:
-            raise TracegradError(f"`tracegrad {arguments[0]}` failed with status {status}: {self._last_line()}")
+        if process.returncode != 0:
+            raise TracegradError(f"`tracegrad {arguments[0]}` failed: {self._last_line()}")
         result: dict[str, Any] = json.loads(output)
         return result
 
@@ -42,7 +41,7 @@ class Commands:
     async def background(self, *arguments: str) -> Any:
         """Keep a subcommand running inside the block; yields a function that raises when it has died."""
         with self._log.open("ab") as log:
-            process = await self._start(arguments, log.fileno())
+            process = await self._start(arguments, log.fileno(), log.fileno())
 
         def check() -> None:
             if process.returncode is not None:
@@ -55,26 +54,20 @@ class Commands:
         finally:
             await _stop(process)
 
-    async def _start(self, arguments: tuple[str, ...], output: int) -> asyncio.subprocess.Process:
+    async def _start(self, arguments: tuple[str, ...], output: int, errors: int) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "tracegrad",
-            *arguments,
+            arguments[0],
+            f"--config={self._config}",
+            *arguments[1:],
             env=self._environment,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
-            stderr=output,
+            stderr=errors,
             start_new_session=True,  # Ctrl-C is for us; we stop it in order
-            limit=LONGEST_LINE_BYTES,
         )
-
-    async def _follow(self, stream: asyncio.StreamReader, progress: Callable[[str], None] | None) -> None:
-        with self._log.open("a") as log:
-            while line := (await stream.readline()).decode(errors="replace"):
-                log.write(line)
-                if progress is not None:
-                    progress(line.rstrip())
 
     def _last_line(self) -> str:
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]

@@ -1,8 +1,13 @@
 """How large the demo is, and where it keeps things. A seed's warm-started model is kept; all else is per run."""
 
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tracegrad.demo import tasks, tiny_model
+from tracegrad.demo.warm_start import WarmStart
+from tracegrad.services import Engine
 from tracegrad.settings import DATA
 
 
@@ -30,9 +35,15 @@ class Plan:
         return self.root / f"seed-{self.seed}"
 
     @property
+    def warm_start(self) -> WarmStart:
+        """How the model of this seed is made."""
+        return WarmStart(seed=self.seed)
+
+    @property
     def model(self) -> Path:
-        """The warm-started model; it exists only when complete."""
-        return self.home / "model"
+        """The warm-started model; it exists only when complete. What it was made from is in its name."""
+        made_from = [asdict(self.warm_start), self.n_eval, tasks.SOURCE, tiny_model.SOURCE]
+        return self.home / f"model-{hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:12]}"
 
     @property
     def run(self) -> Path:
@@ -45,9 +56,11 @@ class Plan:
         return self.tasks_per_step * self.rollouts_per_task
 
     @property
-    def vllm_arguments(self) -> tuple[str, ...]:
-        """vLLM's, beside those that every engine gets: fp32, so that log-probs equal the trainer's."""
-        return ("--dtype=float32", "--max-model-len=512", "--max-num-seqs=64", f"--seed={self.seed}")
+    def engine(self) -> Engine:
+        """vLLM in fp32, so that log-probs equal the trainer's; on one thread, which is enough for so small a model."""
+        arguments = ("--dtype=float32", "--max-model-len=512", "--max-num-seqs=64", f"--seed={self.seed}")
+        environment = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        return Engine(self.model, arguments, environment)
 
     def train_toml(self, sidecar_admin_url: str) -> str:
         """The job that `tracegrad train --watch` runs."""
@@ -58,6 +71,7 @@ job = "demo"
 policy = "policy"
 min_rollouts = {self.rollouts_per_step // 2}  # they are rewarded all at once; some may have died before a call
 max_rollouts = {self.rollouts_per_step}
+settle = "2s"
 
 [credit]
 scheme = "identical"

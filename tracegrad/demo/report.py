@@ -50,11 +50,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class StepRow:
-    """One optimiser step as the store recorded it."""
+    """One optimiser step as the store recorded it. Without signal it publishes nothing and compares no log-probs."""
 
     version: int
     reward: float
-    logprob_max_diff: float
+    logprob_max_diff: float | None
 
 
 def accuracy(client: Client, prefix: str, expected: int) -> float:
@@ -68,6 +68,11 @@ def accuracy(client: Client, prefix: str, expected: int) -> float:
 def steps(client: Client) -> list[StepRow]:
     """Every optimiser step of the run, oldest first."""
     return [StepRow(*row) for row in client.query(_sql("steps")).result_rows]
+
+
+def published_versions(client: Client) -> int:
+    """How many versions were trained and swapped into the engine; the base model is none of them."""
+    return int(client.query(_sql("published_versions")).first_row[0])
 
 
 def answer(client: Client, query: str) -> str:
@@ -93,7 +98,7 @@ def write(directory: Path, measured: Measured, rows: list[StepRow], answers: lis
 
 def _markdown(measured: Measured, rows: list[StepRow], answers: list[str], store: Path) -> str:
     before, after, n = measured.accuracy_before, measured.accuracy_after, measured.n_eval
-    table = "\n".join(f"| {row.version} | {row.reward:.3f} | {row.logprob_max_diff:.1e} |" for row in rows)
+    table = "\n".join(f"| {row.version} | {row.reward:.3f} | {_power(row.logprob_max_diff)} |" for row in rows)
     questions = "\n\n".join(
         f"### {question.words}\n\n```sql\n{question.sql}\n```\n\n```text\n{result.rstrip()}\n```"
         for question, result in zip(QUESTIONS, answers, strict=True)
@@ -137,6 +142,10 @@ The answers below were computed at the end of this run. To ask again:
 """  # noqa: S608 - Markdown, not a query
 
 
+def _power(difference: float | None) -> str:
+    return "not compared" if difference is None else f"{difference:.1e}"
+
+
 def _draw(path: Path, measured: Measured, rows: list[StepRow]) -> None:
     import matplotlib as mpl
 
@@ -144,8 +153,8 @@ def _draw(path: Path, measured: Measured, rows: list[StepRow]) -> None:
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), width_ratios=[2, 1], layout="constrained")
-    left.plot([row.version for row in rows], [row.reward for row in rows], marker="o", color="#2a6f97")
-    left.set(title="Reward per step", xlabel="published policy version", ylabel="mean reward", ylim=(0, 1))
+    left.plot(range(1, len(rows) + 1), [row.reward for row in rows], marker="o", color="#2a6f97")
+    left.set(title="Reward per step", xlabel="step", ylabel="mean reward of its rollouts", ylim=(0, 1))
     left.grid(alpha=0.3)
     shares = [measured.accuracy_before, measured.accuracy_after]
     errors = [margin(share, measured.n_eval) for share in shares]

@@ -1,6 +1,7 @@
 """The demo from end to end: model, services, rollouts, rewards, training, report. Every part is the product's own."""
 
 import asyncio
+import fcntl
 import json
 import random
 import shutil
@@ -23,22 +24,23 @@ AGENT = "calculator_agent.py"
 STEP_TIMEOUT_S = 300.0
 
 
-async def run(plan: Plan, console: Console) -> report.Measured:
-    """Run the whole demo and write its report. Raises TracegradError; cancelling it stops what it started."""
+async def run(plan: Plan, base: settings.Settings, console: Console) -> report.Measured:
+    """Run the whole demo, on the ports of `base` where they are free, and write its report.
+
+    Raises TracegradError; cancelling it stops what it started.
+    """
     started = time.monotonic()
     held_out = tasks.held_out(plan.seed, plan.n_eval)
     questions = {task.question for task in held_out}
     with PeakMemory() as peak:
         console.rule("[bold]1. a small model that solves part of the tasks")
         await _model(plan, questions, console)
-        shutil.rmtree(plan.run, ignore_errors=True)
-        plan.run.mkdir(parents=True)
+        _empty(plan.run)
         console.rule("[bold]2. collector, vLLM and sidecar")
-        chosen = _settings(plan, console)
-        engine = services.Engine(plan.model, plan.vllm_arguments)
-        processes = services.services(chosen, None, engine)
+        config, chosen = _settings(plan, base, console)
+        processes = services.services(chosen, config, plan.engine)
         async with services.Running(processes, plan.run / "logs", lambda line: console.print(f"   {line}")) as running:
-            road = _Road(plan, chosen, console)
+            road = _Road(plan, config, chosen, console)
             watching = asyncio.create_task(running.watch())
             working = asyncio.create_task(road.travel(held_out, questions))
             await asyncio.wait({watching, working}, return_when=asyncio.FIRST_COMPLETED)
@@ -56,7 +58,7 @@ async def _model(plan: Plan, questions: set[str], console: Console) -> None:
     if plan.model.exists():
         console.print(f"   keeping the warm-started model of an earlier run: {plan.model}")
         return
-    config = warm_start.WarmStart(seed=plan.seed)
+    config = plan.warm_start
     console.print(f"   warm start on {config.steps} batches of {config.batch} sloppy demonstrations")
     begun = time.monotonic()
 
@@ -70,40 +72,55 @@ async def _model(plan: Plan, questions: set[str], console: Console) -> None:
     await warm_start.build_in_process(plan.model, config, questions, progress)
 
 
-def _settings(plan: Plan, console: Console) -> settings.Settings:
-    """The defaults where their ports are free, others where they are not; all data under the run's directory."""
-    base = settings.Settings()
-    ports = {
-        "otlp_http_port": base.collector.otlp_http_port,
-        "clickhouse_port": base.collector.clickhouse_port,
-        "port": base.sidecar.port,
-        "admin_port": base.sidecar.admin_port,
-        "vllm": base.vllm.port,
+def _empty(run: Path) -> None:
+    """Delete what the last run left. Raises TracegradError while a collector still serves it."""
+    store = run / "store"
+    if store.exists():
+        with (store / "collector.lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise TracegradError(
+                    f"a collector still serves {store}, which this run would replace: stop it"
+                ) from error
+    shutil.rmtree(run, ignore_errors=True)
+    run.mkdir(parents=True)
+
+
+def _settings(plan: Plan, base: settings.Settings, console: Console) -> tuple[Path, settings.Settings]:
+    """The demo's own configuration: the ports of `base` where they are free, and all data under `plan.run`."""
+    wanted = {
+        "collector": ("otlp_http_port", "clickhouse_port"),
+        "sidecar": ("port", "admin_port"),
+        "vllm": ("port",),
     }
-    for name, port in ports.items():
-        if not _free(port):
-            ports[name] = _any_free_port()
-            console.print(f"   port {port} is in use, using {ports[name]} instead")
-    return settings.Settings.model_validate(
-        {
-            "clickhouse": f"http://127.0.0.1:{ports['clickhouse_port']}",
-            "otlp": f"http://127.0.0.1:{ports['otlp_http_port']}",
-            "sidecar_url": f"http://127.0.0.1:{ports['port']}",
-            "sidecar_admin_url": f"http://127.0.0.1:{ports['admin_port']}",
-            "collector": {
-                "data": plan.run / "store",
-                "otlp_http_port": ports["otlp_http_port"],
-                "clickhouse_port": ports["clickhouse_port"],
-            },
-            "sidecar": {
-                "port": ports["port"],
-                "admin_port": ports["admin_port"],
-                "data": plan.run / "sidecar",
-                "weights": plan.run / "weights",
-            },
-            "vllm": {"port": ports["vllm"]},
-        }
+    ports: dict[str, dict[str, int]] = {}
+    for section, names in wanted.items():
+        for name in names:
+            port = getattr(getattr(base, section), name)
+            if not _free(port):
+                taken, port = port, _any_free_port()
+                console.print(f"   port {taken} is in use, using {port} instead")
+            ports.setdefault(section, {})[name] = port
+    file = plan.run / "tracegrad.toml"
+    file.write_text(
+        f"""\
+[collector]
+data = "{plan.run / "store"}"
+otlp_http_port = {ports["collector"]["otlp_http_port"]}
+clickhouse_port = {ports["collector"]["clickhouse_port"]}
+
+[sidecar]
+port = {ports["sidecar"]["port"]}
+admin_port = {ports["sidecar"]["admin_port"]}
+data = "{plan.run / "sidecar"}"
+weights = "{plan.run / "weights"}"
+
+[vllm]
+port = {ports["vllm"]["port"]}
+"""
     )
+    return file, settings.load(file, environ={})
 
 
 def _free(port: int) -> bool:
@@ -132,11 +149,11 @@ def agent_file() -> Path:
 class _Road:
     """Steps 3 to 6 between running services."""
 
-    def __init__(self, plan: Plan, chosen: settings.Settings, console: Console) -> None:
+    def __init__(self, plan: Plan, config: Path, chosen: settings.Settings, console: Console) -> None:
         self._plan = plan
         self._settings = chosen
         self._console = console
-        self._commands = Commands(services.as_environment(chosen), plan.run / "logs" / "commands.log")
+        self._commands = Commands(config, services.as_environment(chosen), plan.run / "logs" / "commands.log")
         self._client = clickhouse.connect(chosen.clickhouse)
 
     async def travel(self, held_out: list[tasks.Task], excluded: set[str]) -> None:
@@ -155,15 +172,17 @@ class _Road:
 
     async def _step(self, step: int, chosen: list[tasks.Task], check_trainer: Callable[[], None]) -> None:
         begun = time.monotonic()
-        rollouts = await self._roll_out(f"step{step:02d}", chosen, self._plan.rollouts_per_task, "train", "1")
+        with self._console.status(f"step {step}: {self._plan.rollouts_per_step} rollouts"):
+            rollouts = await self._roll_out(f"step{step:02d}", chosen, self._plan.rollouts_per_task, "train", "1")
         rolled_out = time.monotonic()
-        row = await self._trained(step, check_trainer)
+        with self._console.status(f"step {step}: training"):
+            row = await self._trained(step, check_trainer)
         now = time.monotonic()
         failed = rollouts["total"] - rollouts["succeeded"]
         trouble = f", {failed} rollouts failed" if failed else ""
         self._console.print(
             f"   step {step:2d}  reward {row.reward:.3f}  -> policy version {row.version}"
-            f"  (rollouts {rolled_out - begun:.0f} s, score and train {now - rolled_out:.0f} s{trouble})"
+            f"  (roll out and score {rolled_out - begun:.0f} s, train {now - rolled_out:.0f} s{trouble})"
         )
 
     async def _trained(self, step: int, check_trainer: Callable[[], None]) -> report.StepRow:
@@ -178,7 +197,8 @@ class _Road:
         raise TracegradError(f"step {step} was not trained in {STEP_TIMEOUT_S:.0f} s: see {self._plan.run / 'logs'}")
 
     async def _evaluate(self, name: str, held_out: list[tasks.Task]) -> None:
-        await self._roll_out(name, held_out, 1, "eval", "0")
+        with self._console.status(f"{len(held_out)} held-out questions"):
+            await self._roll_out(name, held_out, 1, "eval", "0")
         share = await asyncio.to_thread(report.accuracy, self._client, f"{name}-", len(held_out))
         width = report.margin(share, len(held_out))
         self._console.print(f"   accuracy {share:.1%} ± {width:.1%} on {len(held_out)} questions, greedy")
@@ -210,7 +230,7 @@ class _Road:
             accuracy_before=report.accuracy(self._client, "before-", plan.n_eval),
             accuracy_after=report.accuracy(self._client, "after-", plan.n_eval),
             n_eval=plan.n_eval,
-            policy_versions=len({row.version for row in rows}),
+            policy_versions=report.published_versions(self._client),
             steps=len(rows),
             seconds=round(seconds, 1),
             peak_memory_bytes=peak_memory_bytes,

@@ -7,6 +7,7 @@ generator and split by their text.
 import random
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 NAMES = ["Tom", "Ann", "Ben", "Eva", "Max", "Lea", "Sam", "Mia", "Joe", "Zoe", "Kim", "Dan", "Ida", "Leo", "Amy", "Bob"]
 THINGS = [
@@ -29,6 +30,8 @@ THINGS = [
 ]
 OPERATORS = "+-*/"
 RESULT = "result"
+SOURCE = Path(__file__).read_text()
+"""A kept model is used again only while this file is as it was."""
 
 
 @dataclass(frozen=True)

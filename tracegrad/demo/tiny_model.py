@@ -24,6 +24,8 @@ SPECIAL_TOKENS = [
 ]
 CALL_OPENING, CALL_CLOSING = '{"name": "calculator", "arguments": {"expression": "', '"}}'
 CONTEXT_TOKENS = 512
+SOURCE = Path(__file__).read_text()
+"""A kept model is used again only while this file is as it was."""
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{% if m['content'] %}{{ m['content'] }}{% endif %}"

@@ -7,7 +7,7 @@ SELECT
     c.output_messages AS said
 FROM train_samples AS s FINAL
 INNER JOIN llm_calls AS c ON c.span_id = s.span_id
-INNER JOIN train_steps AS t ON t.step_id = s.step_id
+INNER JOIN train_steps AS t FINAL ON t.step_id = s.step_id
 WHERE s.used
 ORDER BY abs(s.advantage) DESC, s.span_id
 LIMIT 5
