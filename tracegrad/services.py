@@ -1,7 +1,7 @@
 """Start collector, sidecar and vLLM as processes of their own, wait until they answer, and stop them in order.
 
-Invariants: nothing is started while a port is taken; a service that dies takes the others down, with the end of its
-log in the error; the collector stops last, so that what the others still hold is delivered; when this process is
+Invariants: nothing is started while a port is taken; a service that dies takes the others down, and the end of its
+log is shown; the collector stops last, so that what the others still hold is delivered; when this process is
 killed the kernel asks the services to stop.
 """
 
@@ -191,7 +191,7 @@ class Running:
         await self._stop()
 
     async def watch(self) -> None:
-        """Wait until a service dies; then raise TracegradError with the end of its log."""
+        """Wait until a service dies; then report the end of its log and raise TracegradError."""
         while True:
             self._check_alive()
             await asyncio.sleep(POLL_S)
@@ -221,8 +221,9 @@ class Running:
                 self._check_alive()
                 now = time.monotonic()
                 if now - started > START_TIMEOUT_S:
+                    self._show_log(service)
                     raise TracegradError(
-                        f"{service.name} is not ready after {START_TIMEOUT_S:.0f} s{self._tail(service)}"
+                        f"{service.name} is not ready after {START_TIMEOUT_S:.0f} s: see {self.log_of(service.name)}"
                     )
                 if now - reported > 10:
                     reported = now
@@ -233,12 +234,15 @@ class Running:
     def _check_alive(self) -> None:
         for service, process in self._processes:
             if process.poll() is not None:
-                raise TracegradError(f"{service.name} stopped with status {process.returncode}{self._tail(service)}")
+                self._show_log(service)
+                raise TracegradError(
+                    f"{service.name} stopped with status {process.returncode}: see {self.log_of(service.name)}"
+                )
 
-    def _tail(self, service: Service) -> str:
-        path = self.log_of(service.name)
-        lines = path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        return "\n".join([f"; see {path}, which ends with:", *(f"  {line}" for line in lines)])
+    def _show_log(self, service: Service) -> None:
+        """Report the end of a service's log."""
+        for line in self.log_of(service.name).read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]:
+            self._report(f"  {service.name}: {line}")
 
     async def _stop(self) -> None:
         order = {"sidecar": 0, "vllm": 1, "collector": 2}

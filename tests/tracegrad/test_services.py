@@ -51,12 +51,14 @@ async def test_all_are_ready_inside_and_stopped_after_with_the_collector_last(tm
     assert said[-3:] == ["sidecar stopped", "vllm stopped", "collector stopped"]
 
 
-async def test_a_service_that_dies_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
+async def test_a_service_that_dies_is_an_error_and_the_end_of_its_log_is_shown(tmp_path: Path) -> None:
     dying = service("vllm", "raise SystemExit('no such model here')")
     alive = service("collector")
-    with pytest.raises(TracegradError, match=r"(?s)vllm stopped with status 1.*no such model here"):
-        async with services.Running([alive, dying], tmp_path, lambda _: None):
+    said: list[str] = []
+    with pytest.raises(TracegradError, match=r"vllm stopped with status 1: see .*vllm\.log"):
+        async with services.Running([alive, dying], tmp_path, said.append):
             pass
+    assert "  vllm: no such model here" in said
     assert not listens(alive.ports[0]), "the others are stopped too"
 
 
