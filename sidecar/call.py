@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import orjson
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from sidecar.chat_answer import Answer, Choice, inexact_reason
+from sidecar.chat_answer import Answer, Choice, inexact_reason, mapping, text
 from sidecar.identity import Identity
 from sidecar.messages import input_messages, output_messages, tool_definitions
 from sidecar.policy import Replica, Stamp
@@ -42,7 +42,8 @@ class Call:
     identity: Identity
     started_ns: int
     operation: str = "chat"
-    provider: str = "vllm"
+    provider: str | None = None
+    """Whose API it is, in OpenTelemetry's words; None while no route is chosen."""
     body: Mapping[str, Any] = field(default_factory=dict)
     policy: str | None = None
     replica: Replica | None = None
@@ -163,6 +164,7 @@ def _call_values(call: Call) -> dict[str, Value]:
         names.OPERATION_NAME: call.operation,
         names.PROVIDER_NAME: call.provider,
         names.REQUEST_MODEL: call.model or None,
+        names.CONVERSATION_ID: _conversation(body),
         **_request_values(body),
         names.SAMPLING: sampling(body),
         names.INPUT_MESSAGES: input_messages(body["messages"]) if "messages" in body else None,
@@ -178,6 +180,12 @@ def _call_values(call: Call) -> dict[str, Value]:
         "server.port": where.port,
         "http.response.status_code": call.status,
     }
+
+
+def _conversation(body: Mapping[str, Any]) -> str | None:
+    """The conversation that a Responses request names (an id, or an object with one). Chat requests name none."""
+    given = body.get("conversation")
+    return text(mapping(given).get("id")) if isinstance(given, dict) else text(given)
 
 
 def _request_values(body: Mapping[str, Any]) -> dict[str, Value]:

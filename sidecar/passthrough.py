@@ -34,7 +34,7 @@ async def recorded_call(
     session: aiohttp.ClientSession, inbound: Inbound, call: Call, route: Route
 ) -> web.StreamResponse:
     """Forward a model call and note what it says of itself; it never trains."""
-    call.untrainable, call.provider = PASSTHROUGH, "openai"
+    call.untrainable = PASSTHROUGH
     headers = recorded_headers(inbound.request.headers, route.authorization, call)
     for url in _in_turn(route.upstreams):
         call.upstream = url

@@ -24,13 +24,15 @@ from sidecar.routes import Routes
 MAX_BODY_BYTES = 64 << 20
 CHAT = "/v1/chat/completions"
 OPERATIONS = {
-    CHAT: "chat",
-    "/v1/completions": "text_completion",
-    "/v1/embeddings": "embeddings",
-    "/v1/messages": "chat",
-    "/v1/responses": "chat",
+    CHAT: ("chat", "openai"),
+    "/v1/completions": ("text_completion", "openai"),
+    "/v1/embeddings": ("embeddings", "openai"),
+    "/v1/messages": ("chat", "anthropic"),
+    "/v1/responses": ("chat", "openai"),
 }
-"""Paths that are model calls, and what OpenTelemetry calls them."""
+"""Paths that are model calls, and what OpenTelemetry calls the operation and the provider whose API it is."""
+
+POLICY_PROVIDER = "vllm"
 
 _MODEL_PATH = re.compile(r"/v1/models/([^?]+)")
 
@@ -70,7 +72,7 @@ class Proxy:
         return await forward(self._session, request, route, target.path)
 
     async def _model_call(self, request: web.Request, target: Target, path: str) -> web.StreamResponse:
-        call = Call(identify(target, request.headers), time.time_ns(), operation=OPERATIONS[path])
+        call = Call(identify(target, request.headers), time.time_ns(), operation=OPERATIONS[path][0])
         response: web.StreamResponse | None = None
         try:
             response = await self._serve(request, call, target.path, path)
@@ -108,6 +110,7 @@ class Proxy:
             call.status = 404
             call.fail("model_not_found", f"unknown model {model!r}")
             return unknown_model(str(model), dict.fromkeys(self._routes.names))
+        call.provider = POLICY_PROVIDER if route.policy is not None else OPERATIONS[path][1]
         serve = captured_chat if route.policy is not None and path == CHAT else recorded_call
         return await serve(self._session, Inbound(request, full_path, raw), call, route)
 
