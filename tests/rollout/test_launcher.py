@@ -88,6 +88,7 @@ async def test_each_run_is_one_trace_with_the_launchers_root(
         assert (root.name, root.span_id, root.service) == ("rollout", result.context.span_id.hex(), "tracegrad.rollout")
         chats = [span for span in spans if span.name == "openai.chat"]
         assert [chat.parent_id for chat in chats] == [root.span_id] * 2
+        assert {span.service for span in spans if span is not root} == {"calculator_agent"}
         assert root.start_ns <= min(chat.start_ns for chat in chats)
         assert max(chat.end_ns for chat in chats) <= root.end_ns
         assert root.attributes == {

@@ -34,6 +34,14 @@ def set_defaults() -> None:
     over_http = os.environ["OTEL_EXPORTER_OTLP_PROTOCOL"] == DEFAULTS["OTEL_EXPORTER_OTLP_PROTOCOL"]
     if over_http and not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = HTTP_ENDPOINT
+    if not os.environ.get("OTEL_SERVICE_NAME") and not _has_service_name(os.environ.get("OTEL_RESOURCE_ATTRIBUTES")):
+        name = run_trace.program(sys.orig_argv).removesuffix(".py")
+        if name != "-c":
+            os.environ["OTEL_SERVICE_NAME"] = name
+
+
+def _has_service_name(attributes: str | None) -> bool:
+    return any(pair.partition("=")[0].strip() == "service.name" for pair in (attributes or "").split(","))
 
 
 class Distro(BaseDistro):
@@ -72,7 +80,7 @@ def configure_process() -> None:
 
 def forks_agents() -> bool:
     """Whether this process was started as `python -m tracegrad_otel.warm`; its forked children inherit the answer."""
-    return ("-m", "tracegrad_otel.warm") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
+    return ("-m", run_trace.FORKING_PARENT) in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
 
 
 def _configure_sdk(configure: Any, options: dict[str, Any]) -> None:

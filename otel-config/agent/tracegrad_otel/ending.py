@@ -5,6 +5,7 @@ timeout, and since a signal may come while the thread it interrupts holds the SD
 exit handler calls, takes one: from Python 3.12 on, no thread can be started that late.
 """
 
+import logging
 import os
 import signal
 import threading
@@ -14,6 +15,10 @@ from types import FrameType
 from typing import NoReturn
 
 from opentelemetry import _logs, trace
+
+from tracegrad_otel import quiet
+
+log = logging.getLogger(quiet.LOST)
 
 BUDGET_S = 2.0
 SIGTERM_BUDGET_S = 1.5
@@ -50,6 +55,13 @@ def flush(budget_s: float = BUDGET_S) -> None:
     except RuntimeError:  # exit handlers run already, and the SDK's comes at their end
         return
     thread.join(timeout_s)
+    say_lost(thread)
+
+
+def say_lost(exporting: threading.Thread) -> None:
+    """Called when the time is up: what `exporting` has not sent by now is lost."""
+    if exporting.is_alive():
+        log.warning("the collector did not take all spans before the process ended")
 
 
 def _flush_providers() -> None:

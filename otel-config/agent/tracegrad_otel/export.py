@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor, LogRecordExporter
+from opentelemetry.sdk._shared_internal import BatchProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
 from tracegrad_otel import ending
@@ -45,12 +46,17 @@ class ForkSafeExporter:
 
 class _SpanProcessor(BatchSpanProcessor):
     def shutdown(self) -> None:
-        self._batch_processor.shutdown(timeout_millis=int(1000 * ending.remaining_s()))
+        _shut_down(self._batch_processor)
 
 
 class _LogProcessor(BatchLogRecordProcessor):
     def shutdown(self) -> None:
-        self._batch_processor.shutdown(timeout_millis=int(1000 * ending.remaining_s()))
+        _shut_down(self._batch_processor)
+
+
+def _shut_down(batches: BatchProcessor[Any]) -> None:
+    batches.shutdown(timeout_millis=int(1000 * ending.remaining_s()))
+    ending.say_lost(batches._worker_thread)
 
 
 def span_processor(exporter: SpanExporter) -> BatchSpanProcessor:

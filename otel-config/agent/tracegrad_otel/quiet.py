@@ -8,7 +8,10 @@ import logging
 import os
 import sys
 
-EXPORT_LOGGERS = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")
+LOST = "opentelemetry.tracegrad_otel.lost"
+"""The logger of who gives up waiting for the collector."""
+
+EXPORT_LOGGERS = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal", LOST)
 LONGEST_LINE = 200
 
 
@@ -25,7 +28,7 @@ class OneLine(logging.Handler):
         try:
             sys.stderr.write(f"tracegrad-otel: {_line(record)}\n")
             sys.stderr.flush()
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, RuntimeError):  # the last: a signal came while it was written to
             return
 
 

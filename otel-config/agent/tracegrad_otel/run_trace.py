@@ -16,6 +16,7 @@ from opentelemetry import context, propagate, trace
 from tracegrad_otel import __version__, ending
 
 VARIABLES = ("TRACEPARENT", "TRACESTATE", "BAGGAGE")
+FORKING_PARENT = "tracegrad_otel.warm"
 OPTIONS_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 
 
@@ -61,7 +62,9 @@ def program(argv: Sequence[str]) -> str:
         if argument in OPTIONS_WITH_VALUE:
             next(rest, None)
         elif argument == "-m":
-            return next(rest, "-m")
+            module = next(rest, "-m")
+            if module != FORKING_PARENT:  # what that one runs stands behind it
+                return module
         elif argument.startswith("-c"):
             return "-c"
         elif not argument.startswith("-"):
