@@ -14,28 +14,11 @@ from openai import OpenAI
 MODEL = os.environ.get("MODEL", "policy")
 TEMPERATURE = float(os.environ.get("TEMPERATURE", "1"))
 MAX_TURNS = 4
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "calculator",
-            "description": "Evaluate an arithmetic expression.",
-            "parameters": {
-                "type": "object",
-                "properties": {"expression": {"type": "string"}},
-                "required": ["expression"],
-            },
-        },
-    }
-]
-OPERATIONS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.UAdd: operator.pos,
-    ast.USub: operator.neg,
-}
+PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
+FUNCTION = {"name": "calculator", "description": "Evaluate an arithmetic expression.", "parameters": PARAMETERS}
+OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+SIGNS = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+MISTAKES = (ValueError, SyntaxError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 def evaluate(node: ast.expr) -> float:
@@ -44,43 +27,36 @@ def evaluate(node: ast.expr) -> float:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return value
         case ast.UnaryOp(op=sign, operand=operand):
-            return OPERATIONS[type(sign)](evaluate(operand))
+            return SIGNS[type(sign)](evaluate(operand))
         case ast.BinOp(left=left, op=sign, right=right):
             return OPERATIONS[type(sign)](evaluate(left), evaluate(right))
     raise ValueError("not arithmetic")
 
 
-def calculator(expression: str) -> str:
-    """What the tool answers: a number with at most two decimals, or `error`."""
+def calculator(arguments: str) -> str:
+    """What the tool answers to arguments as the model wrote them: a number with at most two decimals, or `error`."""
     try:
-        value = round(evaluate(ast.parse(expression.strip(), mode="eval").body), 2)
+        value = round(evaluate(ast.parse(json.loads(arguments)["expression"].strip(), mode="eval").body), 2)
         return str(int(value)) if value == int(value) else str(value)
-    except (ValueError, SyntaxError, ArithmeticError, KeyError, TypeError, RecursionError, MemoryError):
-        return "error"
-
-
-def call_tool(arguments: str) -> str:
-    """The calculator's answer to arguments as the model wrote them."""
-    try:
-        return calculator(json.loads(arguments)["expression"])
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except MISTAKES:
         return "error"
 
 
 def answer(question: str) -> str:
     """Ask the model, calling the calculator for it, until it answers in words."""
     client = OpenAI()
+    tools = [{"type": "function", "function": FUNCTION}]
     messages = [{"role": "system", "content": "Use the calculator."}, {"role": "user", "content": question}]
     for _ in range(MAX_TURNS):
         completion = client.chat.completions.create(
-            model=MODEL, messages=messages, tools=TOOLS, temperature=TEMPERATURE, max_tokens=48
+            model=MODEL, messages=messages, tools=tools, temperature=TEMPERATURE, max_tokens=48
         )
         message = completion.choices[0].message
         if not message.tool_calls:
             break
         messages.append(message.model_dump(exclude_none=True))
         for call in message.tool_calls:
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": call_tool(call.function.arguments)})
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": calculator(call.function.arguments)})
     return " ".join((message.content or "").split())
 
 
