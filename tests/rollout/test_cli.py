@@ -72,6 +72,8 @@ def test_a_sentence_for_people(settings: Settings, tmp_path: Path) -> None:
     [
         (('{"q": "a"}\nnonsense\n', *COMMAND), 1, "tracegrad: tasks.jsonl, line 2: not JSON"),
         (('{"x": "a"}\n', *COMMAND), 1, "has no field 'q'"),
+        (('{"q": "a"}\n', "--data", "/proc/x", *COMMAND), 1, "tracegrad: --data /proc/x: no file can be written there"),
+        (('{"q": "a"}\n', "--data", "tasks.jsonl", *COMMAND), 1, "tracegrad: --data tasks.jsonl: no file can be"),
         (('{"q": "a"}\n', "--", "no-such-agent"), 1, "tracegrad: no program 'no-such-agent' to run"),
         (('{"q": "a"}\n', "--env", "COLOUR", "--", "true"), 2, "is not KEY=VALUE"),
         (('{"q": "a"}\n', "--split", "test", "--", "true"), 2, "--split"),
@@ -97,8 +99,9 @@ def test_an_interrupt_ends_the_agents_stores_their_runs_and_is_status_130(
     time.sleep(0.5)
     os.kill(process.pid, number)
     _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130, stderr
     assert "error=interrupted" in stderr
+    assert stderr.splitlines()[-1] == "tracegrad: interrupted"
     assert "Traceback" not in stderr
     stored = [span.attributes.get("error.type") for span in receiver.named("rollout")]
     assert stored == [None, "interrupted"]

@@ -16,9 +16,11 @@ from tracegrad.cli.options import AsJson, ConfigFile
 if TYPE_CHECKING:
     from tracegrad.rollout import RunResult, Summary
 
-EXAMPLE = (
-    'Example: tracegrad rollout --tasks tasks.jsonl --n 8 -- opentelemetry-instrument python my_agent.py "{question}"'
-)
+EXAMPLE = """Example:
+
+tracegrad rollout --tasks tasks.jsonl --n 8 -- \\
+  opentelemetry-instrument python my_agent.py "{question}"
+"""
 COMMAND_OPTIONS = {"context_settings": {"allow_interspersed_args": False}}
 
 
@@ -69,7 +71,10 @@ def command(
         )
 
     with _progress(len(given) * n) as progress:
-        summary = asyncio.run(run(progress))
+        try:
+            summary = asyncio.run(run(progress))
+        except asyncio.CancelledError as cancelled:  # by SIGTERM; Ctrl-C ends as KeyboardInterrupt by itself
+            raise KeyboardInterrupt from cancelled
     typer.echo(json.dumps(summary.as_json()) if as_json else _sentence(summary))
 
 

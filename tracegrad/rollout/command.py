@@ -57,7 +57,11 @@ def own_programs(command: Sequence[str]) -> str | None:
     beside = str(Path(sys.executable).parent)
     if shutil.which(command[0], path=beside) is not None:
         return beside
-    hint = ": pip install tracegrad-otel" if PurePath(command[0]).name == INSTRUMENT else ""
+    hint = (
+        ": pip install ./otel-config/agent in a checkout of tracegrad"
+        if PurePath(command[0]).name == INSTRUMENT
+        else ""
+    )
     raise InputError(f"no program {command[0]!r} to run{hint}")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracegrad.errors import UnreachableError
+from tracegrad.errors import InputError, UnreachableError
 from tracegrad.otlp import OtlpSender, SpanContext
 from tracegrad.rollout import environment, preflight
 from tracegrad.rollout.agents import ForkedAgents, SeparateAgents, SpawnError, Starter, end_group
@@ -76,7 +76,7 @@ class Launcher:
     async def __aenter__(self) -> "Launcher":
         await preflight.check(self._settings)
         if self._data is not None:
-            self._data.mkdir(parents=True, exist_ok=True)
+            _make_writable(self._data)
         shared = environment.apply(
             os.environ, environment.shared(self._settings, os.environ), environment.search(self._programs), self._env
         )
@@ -195,7 +195,10 @@ class Launcher:
     async def _keep(self, stream: Output) -> str:
         content = await stream.close(LEFT_OPEN_S)
         if self._data is not None:
-            (self._data / stream.path.name).write_bytes(content)
+            try:
+                (self._data / stream.path.name).write_bytes(content)
+            except OSError as error:
+                raise InputError(f"agents' output cannot be kept in {self._data}: {error.strerror}") from error
         return tail_text(content, stream.total_bytes, SPAN_OUTPUT_BYTES)
 
     async def _require_acknowledgement(self) -> None:
@@ -206,6 +209,15 @@ class Launcher:
                 f"the collector at {self._settings.otlp} did not acknowledge every rollout "
                 f"(refused {refused}): see its log; runs whose root span is missing count as still running"
             )
+
+
+def _make_writable(directory: Path) -> None:
+    """Raises InputError where agents' output could not be kept: before the first agent, not after it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        raise InputError(f"--data {directory}: no file can be written there ({error.strerror})") from error
 
 
 async def run_rollouts(
