@@ -88,6 +88,8 @@ def _judged(rollout_id: str | None, trace_id: str | None, span_id: str | None) -
 
 
 def _post(endpoint: str, record: LogRecord, source: str) -> None:
+    """Send one record. On purpose not by `OtlpSender`: `emit` is called from code without an event loop, or inside one,
+    and its caller wants to know at once whether the reward is on record."""
     message = ExportLogsServiceRequest()
     resource = Resource(attributes=otlp.attributes({"service.name": source}))
     scope = InstrumentationScope(name="tracegrad.reward", version=tracegrad.__version__)

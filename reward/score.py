@@ -1,6 +1,7 @@
 """Grades finished rollouts against their tasks, and returns when the store shows the rewards.
 
-All rewards of one call leave in one request, so that a trainer that watches never sees half a group.
+All rewards of one call leave together, in one request as long as they fit into one (4 MiB: some 10,000 rewards), so
+that a trainer that watches never sees half a group.
 """
 
 import asyncio
@@ -84,6 +85,21 @@ class Scores:
         }
 
 
+@dataclass(frozen=True)
+class Store:
+    """The store, asked by the files in `queries/`."""
+
+    url: str
+    client: Client
+
+    def ask(self, query: str, parameters: dict[str, Any]) -> Sequence[Sequence[Any]]:
+        """The rows of a query. Raises TracegradError, UnreachableError when the store is gone by now."""
+        text = resources.files("reward").joinpath("queries", f"{query}.sql").read_text()
+        with clickhouse.errors_in_one_line(self.url):
+            rows: Sequence[Sequence[Any]] = self.client.query(text, parameters=parameters).result_rows
+            return rows
+
+
 async def score_rollouts(
     settings: Settings,
     tasks: Sequence[Task],
@@ -101,17 +117,17 @@ async def score_rollouts(
     if grader not in GRADERS:
         raise InputError(f"no grader {grader!r}: choose one of {', '.join(sorted(GRADERS))}")
     expected = {task.id: _expected(task, answer_field) for task in tasks}
-    client = await asyncio.to_thread(clickhouse.connect, settings.clickhouse)
+    store = Store(settings.clickhouse, await asyncio.to_thread(clickhouse.connect, settings.clickhouse))
     try:
-        found = await asyncio.to_thread(_finished, client, name, rollout_id, again)
+        found = await asyncio.to_thread(_finished, store, name, rollout_id, again)
         known = [rollout for rollout in found if rollout.task_id in expected]
         judged = [rollout for rollout in known if rollout.error_type not in NOBODYS_FAULT]
         verdicts = [judge(rollout, expected[rollout.task_id], GRADERS[grader]) for rollout in judged]
         since_ns = time.time_ns()
         await _send(settings, list(_events(name, judged, verdicts)))
-        await _wait_until_stored(client, name, since_ns, len(judged))
+        await _wait_until_stored(store, name, since_ns, len(judged))
     finally:
-        await asyncio.to_thread(client.close)
+        await asyncio.to_thread(store.client.close)
     labels = [verdict.label for verdict in verdicts]
     return Scores(
         by_label={label: labels.count(label) for label in sorted(set(labels))},
@@ -142,14 +158,9 @@ def _expected(task: Task, field: str) -> Any:
     return task.fields[field]
 
 
-def _query(name: str) -> str:
-    return resources.files("reward").joinpath("queries", f"{name}.sql").read_text()
-
-
-def _finished(client: Client, name: str, rollout_id: str | None, again: bool) -> list[Rollout]:
+def _finished(store: Store, name: str, rollout_id: str | None, again: bool) -> list[Rollout]:
     parameters = {"name": name, "rollout": rollout_id or "", "again": int(again)}
-    rows = client.query(_query("finished"), parameters=parameters).result_rows
-    return [Rollout(*row[:-3], *(value or "" for value in row[-3:])) for row in rows]
+    return [Rollout(*row[:-3], *(value or "" for value in row[-3:])) for row in store.ask("finished", parameters)]
 
 
 def _events(name: str, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict]) -> Iterator[LogRecord]:
@@ -176,12 +187,12 @@ async def _send(settings: Settings, events: Sequence[LogRecord]) -> None:
         raise UnreachableError(f"the collector at {settings.otlp} did not take all rewards: see its log, and run again")
 
 
-async def _wait_until_stored(client: Client, name: str, since_ns: int, count: int) -> None:
+async def _wait_until_stored(store: Store, name: str, since_ns: int, count: int) -> None:
     parameters = {"name": name, "source": SOURCE, "since_ns": since_ns}
     deadline = time.monotonic() + STORE_TIMEOUT_S
     while count:
-        result = await asyncio.to_thread(client.query, _query("stored"), parameters)
-        stored = int(result.result_rows[0][0])
+        rows = await asyncio.to_thread(store.ask, "stored", parameters)
+        stored = int(rows[0][0])
         if stored >= count:
             return
         if time.monotonic() > deadline:

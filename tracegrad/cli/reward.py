@@ -3,7 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,7 +19,7 @@ EXAMPLE = "Example: tracegrad reward --tasks tasks.jsonl --grader numeric"
 def command(
     *,
     tasks: Annotated[Path, typer.Option(help="The task file of the rollouts.", metavar="FILE")],
-    grader: Annotated[str, typer.Option(help="How answers are compared: numeric or exact.")] = "numeric",
+    grader: Annotated[Literal["exact", "numeric"], typer.Option(help="How answers are compared.")] = "numeric",
     answer_field: Annotated[str, typer.Option(help="The task's field that holds the right answer.")] = "answer",
     name: Annotated[str, typer.Option(help="What the reward is called.")] = "reward",
     rollout: Annotated[str | None, typer.Option(metavar="ID", help="Only this rollout.")] = None,
