@@ -291,6 +291,33 @@ def test_malformed_json_is_refused_in_json(collector: Any, fetch: Any, body: byt
     assert "OTLP traces" in status["message"]
 
 
+def json_span(trace: str, value: str) -> bytes:
+    span = f'{{"traceId":"{trace}","spanId":"00f067aa0ba902b7","attributes":[{{"key":"n","value":{value}}}]}}'
+    return f'{{"resourceSpans":[{{"scopeSpans":[{{"spans":[{span}]}}]}}]}}'.encode()
+
+
+def nested_arrays(depth: int) -> str:
+    return '{"arrayValue":{"values":[' * depth + '{"intValue":7}' + "]}}" * depth
+
+
+@pytest.mark.parametrize("depth", [60, 300, 5000])
+def test_json_that_is_nested_too_deep_is_refused(collector: Any, fetch: Any, depth: int) -> None:
+    body = json_span(secrets.token_hex(16), nested_arrays(depth))
+    reply = fetch(f"{collector.otlp}/v1/traces", body, content_type="application/json")
+    status = json.loads(reply.body)
+    assert (reply.status, reply.headers["Content-Type"], status["code"]) == (400, "application/json", 3)
+    assert status["message"].startswith("the body is not an OTLP traces export request in JSON")
+    assert len(status["message"]) < 600
+
+
+def test_json_may_be_nested_as_deep_as_protobuf(collector: Any, fetch: Any) -> None:
+    trace = secrets.token_hex(16)
+    body = json_span(trace, nested_arrays(40))
+    assert fetch(f"{collector.otlp}/v1/traces", body, content_type="application/json").status == 200
+    found = collector.sql(f"SELECT SpanAttributes['n'] FROM otel_traces WHERE TraceId = '{trace}'")
+    assert found == "[" * 40 + "7" + "]" * 40
+
+
 WHOLE = one_span().SerializeToString()
 
 
