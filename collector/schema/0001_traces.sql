@@ -57,7 +57,8 @@ CREATE TABLE IF NOT EXISTS otel.otel_traces
     Trainable Bool MATERIALIZED SpanAttributes['tracegrad.trainable'] = 'true' CODEC(ZSTD(1)),
     UntrainableReason LowCardinality(String) MATERIALIZED SpanAttributes['tracegrad.untrainable.reason'] CODEC(ZSTD(1)),
     PolicyName LowCardinality(String) MATERIALIZED SpanAttributes['tracegrad.policy.name'] CODEC(ZSTD(1)),
-    PolicyVersion UInt64 MATERIALIZED toUInt64OrZero(SpanAttributes['tracegrad.policy.version']) CODEC(ZSTD(1)),
+    -- NULL when no single version is known, as for failed calls: 0 is a version.
+    PolicyVersion Nullable(UInt64) MATERIALIZED toUInt64OrNull(SpanAttributes['tracegrad.policy.version']) CODEC(ZSTD(1)),
     Model LowCardinality(String) MATERIALIZED if(
         SpanAttributes['gen_ai.response.model'] != '',
         SpanAttributes['gen_ai.response.model'],

@@ -23,6 +23,7 @@ FROM under;
 
 -- One row is one sampled choice of a model call: what the engine saw, what it sampled, and which weights did it.
 -- GROUP BY drops spans that were delivered twice and, unlike LIMIT BY, lets a filter on rollout_id reach the table.
+-- A call whose agent passed on no task id has that of its rollout's root span, once that has arrived.
 CREATE VIEW IF NOT EXISTS otel.llm_calls AS
 SELECT
     calls.trace_id AS trace_id,
@@ -30,7 +31,7 @@ SELECT
     calls.parent_span_id AS parent_span_id,
     calls.rollout_id AS rollout_id,
     calls.attempt AS attempt,
-    calls.task_id AS task_id,
+    if(calls.task_id = '', roots.task_id, calls.task_id) AS task_id,
     agents.agent AS agent,
     calls.policy AS policy,
     calls.policy_version AS policy_version,
@@ -82,10 +83,18 @@ FROM
     WHERE IsLlmCall
     GROUP BY TraceId, SpanId, RolloutId, RolloutAttempt
 ) AS calls
-LEFT ANY JOIN otel.agent_spans AS agents ON agents.trace_id = calls.trace_id AND agents.span_id = calls.span_id;
+LEFT ANY JOIN otel.agent_spans AS agents ON agents.trace_id = calls.trace_id AND agents.span_id = calls.span_id
+LEFT ANY JOIN
+(
+    SELECT RolloutId AS rollout_id, RolloutAttempt AS attempt, TaskId AS task_id
+    FROM otel.otel_traces
+    WHERE RolloutStatus != ''
+) AS roots ON roots.rollout_id = calls.rollout_id AND roots.attempt = calls.attempt;
 
 -- One row is the newest reward of one name on one span. `version` grows with each newer one (ns since 1970).
--- An evaluation that does not say its rollout belongs to that of its trace; failing that, the trace is the rollout.
+-- A reward belongs to the rollout that the judged span names; failing that, to the one the evaluation names; failing
+-- that, to its trace's; failing that, the trace is the rollout. One that judges no span (an id of zeros is none) judges
+-- the rollout, which is to judge its root span; until that has arrived, its span_id is empty.
 CREATE VIEW IF NOT EXISTS otel.rewards AS
 SELECT
     rollout_id,
@@ -102,31 +111,76 @@ SELECT
 FROM
 (
     SELECT
-        multiIf(logs.RolloutId != '', logs.RolloutId, traces.rollout_id != '', traces.rollout_id, logs.TraceId) AS rollout_id,
-        if(logs.RolloutId != '', logs.RolloutAttempt, traces.attempt) AS attempt,
-        logs.TraceId AS trace_id,
-        logs.SpanId AS span_id,
-        logs.EvaluationName AS name,
-        assumeNotNull(logs.EvaluationScore) AS score,
-        logs.EvaluationLabel AS label,
-        logs.ServiceName AS source,
-        logs.EvaluationExplanation AS explanation,
-        logs.Timestamp AS written_at
-    FROM otel.otel_logs AS logs
-    LEFT JOIN
+        given.rollout_id AS rollout_id,
+        given.attempt AS attempt,
+        if(given.trace_id = '', roots.trace_id, given.trace_id) AS trace_id,
+        if(given.span_id = '', roots.span_id, given.span_id) AS span_id,
+        given.name AS name,
+        given.score AS score,
+        given.label AS label,
+        given.source AS source,
+        given.explanation AS explanation,
+        given.written_at AS written_at
+    FROM
     (
         SELECT
-            TraceId AS trace_id,
-            argMax(RolloutId, RolloutStatus != '') AS rollout_id,
-            argMax(RolloutAttempt, RolloutStatus != '') AS attempt
-        FROM otel.otel_traces
-        WHERE RolloutId != '' AND TraceId IN
+            multiIf(judged.rollout_id != '', judged.rollout_id,
+                    logs.RolloutId != '', logs.RolloutId,
+                    traces.rollout_id != '', traces.rollout_id,
+                    logs.TraceId) AS rollout_id,
+            multiIf(judged.rollout_id != '', judged.attempt,
+                    logs.RolloutId != '', logs.RolloutAttempt,
+                    traces.attempt) AS attempt,
+            if(logs.TraceId = repeat('0', 32), '', logs.TraceId) AS trace_id,
+            if(logs.SpanId = repeat('0', 16), '', logs.SpanId) AS span_id,
+            logs.EvaluationName AS name,
+            assumeNotNull(logs.EvaluationScore) AS score,
+            logs.EvaluationLabel AS label,
+            logs.ServiceName AS source,
+            logs.EvaluationExplanation AS explanation,
+            logs.Timestamp AS written_at
+        FROM otel.otel_logs AS logs
+        LEFT ANY JOIN
         (
-            SELECT TraceId FROM otel.otel_logs WHERE EventName = 'gen_ai.evaluation.result' AND RolloutId = ''
+            SELECT TraceId AS trace_id, SpanId AS span_id, RolloutId AS rollout_id, RolloutAttempt AS attempt
+            FROM otel.otel_traces
+            WHERE RolloutId != '' AND SpanId IN
+            (
+                SELECT SpanId FROM otel.otel_logs WHERE EventName = 'gen_ai.evaluation.result'
+            )
+        ) AS judged ON judged.trace_id = logs.TraceId AND judged.span_id = logs.SpanId
+        LEFT JOIN
+        (
+            SELECT
+                TraceId AS trace_id,
+                argMax(RolloutId, RolloutStatus != '') AS rollout_id,
+                argMax(RolloutAttempt, RolloutStatus != '') AS attempt
+            FROM otel.otel_traces
+            WHERE RolloutId != '' AND TraceId IN
+            (
+                SELECT TraceId FROM otel.otel_logs WHERE EventName = 'gen_ai.evaluation.result' AND RolloutId = ''
+            )
+            GROUP BY TraceId
+        ) AS traces ON traces.trace_id = logs.TraceId
+        WHERE logs.EventName = 'gen_ai.evaluation.result' AND logs.EvaluationScore IS NOT NULL
+    ) AS given
+    LEFT ANY JOIN
+    (
+        SELECT RolloutId AS rollout_id, RolloutAttempt AS attempt, TraceId AS trace_id, SpanId AS span_id
+        FROM otel.otel_traces
+        WHERE RolloutStatus != '' AND RolloutId IN
+        (
+            SELECT RolloutId FROM otel.otel_logs
+            WHERE EventName = 'gen_ai.evaluation.result' AND SpanId IN ('', '0000000000000000')
+            UNION ALL
+            SELECT RolloutId FROM otel.otel_traces
+            WHERE TraceId IN
+            (
+                SELECT TraceId FROM otel.otel_logs
+                WHERE EventName = 'gen_ai.evaluation.result' AND SpanId IN ('', '0000000000000000') AND RolloutId = ''
+            )
         )
-        GROUP BY TraceId
-    ) AS traces ON traces.trace_id = logs.TraceId
-    WHERE logs.EventName = 'gen_ai.evaluation.result' AND logs.EvaluationScore IS NOT NULL
+    ) AS roots ON roots.rollout_id = given.rollout_id AND roots.attempt = given.attempt
 )
 GROUP BY rollout_id, attempt, span_id, name;
 
