@@ -1,5 +1,7 @@
 """Grading what the store holds, with a real collector: who is scored, what it becomes, and that the newest counts."""
 
+import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -8,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -119,6 +122,43 @@ async def test_what_cannot_be_graded_is_said_in_one_line(settings: Settings, fre
     await store(settings, ended("prose", "4"))
     with pytest.raises(InputError, match="task 'prose': the expected answer 'four' holds no number"):
         await score_rollouts(settings, [Task("prose", {"answer": "four"})], grader="numeric")
+
+
+async def test_a_store_that_dies_in_the_middle_is_said_in_one_line(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, opened = clickhouse.connect, []
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.append(writer)
+        upstream, to_upstream = await asyncio.open_connection("127.0.0.1", urlsplit(settings.clickhouse).port)
+        opened.append(to_upstream)
+        await asyncio.gather(_pump(reader, to_upstream), _pump(upstream, writer))
+
+    def connect_then_lose(url: str) -> Any:
+        client = connect(url)
+        asyncio.run_coroutine_threadsafe(lose(), loop).result(10)
+        return client
+
+    async def lose() -> None:
+        server.close()
+        for one in opened:
+            one.transport.abort()
+
+    loop, server = asyncio.get_running_loop(), await asyncio.start_server(relay, "127.0.0.1")
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    monkeypatch.setattr(clickhouse, "connect", connect_then_lose)
+    with pytest.raises(UnreachableError, match=f"no store at {url}: ") as caught:
+        await score_rollouts(
+            settings.model_copy(update={"clickhouse": url}), [Task("sum", {"answer": "1"})], grader="numeric"
+        )
+    assert "\n" not in str(caught.value)
+
+
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while chunk := await source.read(1 << 16):
+            sink.write(chunk)
 
 
 async def test_the_command(settings: Settings, tmp_path: Path) -> None:

@@ -1,27 +1,16 @@
 """Settings that point at a model stand-in (as the sidecar) and an OTLP receiver (as the collector)."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stand_ins import Model, Receiver, model_stand_in, otlp_receiver
+from stand_ins import Model, Receiver, model_fixture, receiver_fixture
 
 from tracegrad.settings import Settings
 
+__all__ = ["model_fixture", "receiver_fixture"]
+
 BIN = Path(sys.executable).parent
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with otlp_receiver() as running:
-        yield running
-
-
-@pytest.fixture
-def model() -> Iterator[Model]:
-    with model_stand_in() as running:
-        yield running
 
 
 @pytest.fixture

@@ -7,27 +7,20 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 from fake_vllm import FakeVllm
-from sidecar_harness import Harness, Receiver, listening
+from sidecar_harness import Harness, listening
+from stand_ins import Receiver, receiver_fixture
 
 from sidecar.server import serve
 from tracegrad.settings import Settings
+
+__all__ = ["receiver_fixture"]
 
 
 @pytest.fixture
 async def fake() -> AsyncIterator[FakeVllm]:
     state = FakeVllm()
     async with listening(state.application()) as state.url:
-        yield state
-
-
-@pytest.fixture
-async def receiver() -> AsyncIterator[Receiver]:
-    state = Receiver()
-    app = web.Application(client_max_size=1 << 30)
-    app.router.add_post("/v1/traces", state.traces)
-    async with listening(app) as state.url:
         yield state
 
 

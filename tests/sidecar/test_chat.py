@@ -6,7 +6,8 @@ from typing import Any
 import openai
 import pytest
 from fake_vllm import PROMPT_IDS, FakeVllm
-from sidecar_harness import Harness, ReceivedSpan
+from sidecar_harness import Harness
+from stand_ins import ReceivedSpan
 
 ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
 TOOLS = {"tools": [ADD]}
@@ -115,7 +116,7 @@ async def test_the_span_tells_all_of_a_call(harness: Harness, fake: FakeVllm) ->
     )
     span = await harness.receiver.one()
     assert (span.name, span.kind, span.status) == ("chat policy", 2, 0)
-    assert (span.trace_id, span.parent) == (trace, parent)
+    assert (span.trace_id, span.parent_id) == (trace, parent)
     assert answer.headers["x-rollout-id"] == "r-1"
     assert answer.headers["x-tracegrad-policy"] == "policy@0"
     assert answer.headers["x-tracegrad-span-id"] == span.span_id
@@ -191,7 +192,7 @@ async def test_several_choices_are_one_span_each_below_the_call(harness: Harness
     assert "tracegrad.trainable" not in request.attributes
     assert [one.attributes["tracegrad.choice.index"] for one in choices] == [0, 1, 2]
     for choice in choices:
-        assert (choice.trace_id, choice.parent) == (request.trace_id, request.span_id)
+        assert (choice.trace_id, choice.parent_id) == (request.trace_id, request.span_id)
         assert choice.attributes["tracegrad.rollout.id"] == request.attributes["tracegrad.rollout.id"]
         assert choice.attributes["tracegrad.policy.version"] == 0
         assert choice.json("gen_ai.input.messages") == request.json("gen_ai.input.messages")

@@ -8,7 +8,8 @@ import aiohttp
 import openai
 import pytest
 from fake_vllm import FakeVllm
-from sidecar_harness import Harness, ReceivedSpan
+from sidecar_harness import Harness
+from stand_ins import ReceivedSpan
 
 from sidecar import proxy
 

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,12 @@ import pytest
 from aiohttp import web
 from fake_vllm import FakeVllm
 from sidecar_harness import Harness, listening
+from stand_ins import ReceivedSpan
+
+from sidecar.proxy import OPERATIONS
+
+EXCHANGES = Path(__file__).parent / "exchanges.jsonl"
+"""Made up, in the shape of the recorded ones."""
 
 RECORDED = Path(__file__).parents[2] / "../shared/fixtures/openai_http/interactions.jsonl"
 
@@ -130,20 +135,17 @@ async def test_a_call_without_a_model_needs_one_only_where_that_is_unclear(
     assert (await answer.json())["error"]["code"] == "missing_model"
 
 
-def recorded() -> Iterator[dict[str, Any]]:
-    with RECORDED.open(encoding="utf-8") as lines:
-        for line in lines:
-            one = json.loads(line)
-            if one["api"] in ("chat/completions", "responses", "embeddings", "completions") and one["method"] == "POST":
-                yield one
+def exchanges(file: Path) -> list[dict[str, Any]]:
+    """The model calls in a file of exchanges, one a line: request, answer, and of which kind the answer is."""
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [one for one in lines if one["method"] == "POST" and f"/v1/{one['api']}" in OPERATIONS]
 
 
-@pytest.mark.skipif(not RECORDED.exists(), reason="the recorded OpenAI exchanges are not beside this checkout")
-async def test_recorded_exchanges_of_real_providers_pass_unchanged(harness_for: Any) -> None:
-    exchanges = list(recorded())
+async def replay(given: list[dict[str, Any]], harness_for: Any) -> list[ReceivedSpan]:
+    """Play exchanges through a sidecar: nothing may change. Returns the span of each."""
 
     async def play(request: web.Request) -> web.Response:
-        one = exchanges[int(request.headers["x-number"])]
+        one = given[int(request.headers["x-number"])]
         assert await request.json() == one["request"]
         kind = {"json": "application/json", "sse": "text/event-stream; charset=utf-8"}.get(one["response_kind"])
         text = one["response"] if isinstance(one["response"], str) else json.dumps(one["response"], indent=2)
@@ -153,22 +155,47 @@ async def test_recorded_exchanges_of_real_providers_pass_unchanged(harness_for: 
     app.router.add_post("/v1/{path:.*}", play)
     async with listening(app) as upstream:
         harness = await harness_for(provider(upstream))
-        for number, one in enumerate(exchanges):
-            url = f"{harness.url}/rollout/{number}/v1/{one['api']}"
-            answer = await harness.session.post(url, json=one["request"], headers={"x-number": str(number)})
-            direct = await harness.session.post(
-                f"{upstream}/v1/{one['api']}", json=one["request"], headers={"x-number": str(number)}
+        for number, one in enumerate(given):
+            path, headers = f"/v1/{one['api']}", {"x-number": str(number)}
+            answer = await harness.session.post(
+                f"{harness.url}/rollout/{number}{path}", json=one["request"], headers=headers
             )
+            direct = await harness.session.post(upstream + path, json=one["request"], headers=headers)
             assert answer.status == one["status"]
             assert answer.headers["content-type"] == direct.headers["content-type"]
             assert await answer.read() == await direct.read()
-        requests = {
+        spans = {
             span.attributes["tracegrad.rollout.id"]: span
-            for span in await harness.receiver.wait_at_least(len(exchanges))
+            for span in await harness.receiver.wait_at_least(len(given))
             if span.name != "choice"
         }
-    assert len(requests) == len(exchanges) > 100
-    for number, one in enumerate(exchanges):
+    assert len(spans) == len(given)
+    for number, one in enumerate(given):
         if one["api"] == "chat/completions" and one["response_kind"] == "json" and one["status"] == 200:
-            assert requests[str(number)].attributes["gen_ai.response.id"] == one["response"]["id"]
-            assert json.loads(requests[str(number)].attributes["gen_ai.output.messages"])
+            assert spans[str(number)].attributes["gen_ai.response.id"] == one["response"]["id"]
+            assert spans[str(number)].json("gen_ai.output.messages")
+    return [spans[str(number)] for number in range(len(given))]
+
+
+async def test_exchanges_with_other_providers_pass_unchanged_and_are_recorded(harness_for: Any) -> None:
+    spans = await replay(exchanges(EXCHANGES), harness_for)
+    names = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.conversation.id", "error.type")
+    assert [tuple(span.attributes.get(name) for name in names) for span in spans] == [
+        ("chat", "openai", None, None),
+        ("chat", "openai", None, None),
+        ("chat", "openai", None, "429"),
+        ("chat", "openai", "conv_made_up", None),
+        ("embeddings", "openai", None, None),
+        ("chat", "anthropic", None, None),
+    ]
+    whole, stream = (span.json("gen_ai.output.messages") for span in spans[:2])
+    assert whole[0]["parts"][0]["arguments"] == {"town": "\u0141\u00f3d\u017a"}
+    assert stream[0]["parts"] == [{"type": "text", "content": "One, two, thr\u00e9e."}]
+    assert spans[2].message == "You are asking too often."
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason="needs the shared fixtures beside the checkout")
+async def test_recorded_exchanges_of_real_providers_pass_unchanged(harness_for: Any) -> None:
+    given = exchanges(RECORDED)
+    assert len(given) > 100
+    await replay(given, harness_for)

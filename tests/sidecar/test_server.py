@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 from fake_vllm import FakeVllm
-from sidecar_harness import Receiver
+from stand_ins import Receiver
 
 from sidecar.routes import build_routes
 from sidecar.server import serve

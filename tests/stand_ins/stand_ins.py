@@ -4,6 +4,7 @@ The model plays sidecar too: it keeps each request's path and headers. It asks f
 behind "calc" in the question, and answers with what the tool said.
 """
 
+import asyncio
 import gzip
 import json
 import threading
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -27,10 +29,23 @@ class ReceivedSpan:
     parent_id: str
     name: str
     service: str
+    kind: int
     start_ns: int
     end_ns: int
-    is_error: bool
+    status: int
+    message: str
     attributes: dict[str, Any]
+
+    @property
+    def is_error(self) -> bool:
+        return self.status == 2
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e9
+
+    def json(self, name: str) -> Any:
+        return json.loads(self.attributes[name])
 
 
 @dataclass(frozen=True)
@@ -59,6 +74,24 @@ class Receiver:
 
     def of_trace(self, trace_id: str) -> list[ReceivedSpan]:
         return [span for span in self.spans if span.trace_id == trace_id]
+
+    async def wait(self, count: int = 1) -> list[ReceivedSpan]:
+        """The spans, once there are `count`; then no more may come for a moment."""
+        await self.wait_at_least(count)
+        await asyncio.sleep(0.15)
+        assert len(self.spans) == count, [one.name for one in self.spans]
+        return self.spans
+
+    async def wait_at_least(self, count: int) -> list[ReceivedSpan]:
+        """The spans, once there are `count` or no more come."""
+        for _ in range(400):
+            if len(self.spans) >= count:
+                break
+            await asyncio.sleep(0.01)
+        return self.spans
+
+    async def one(self) -> ReceivedSpan:
+        return (await self.wait(1))[0]
 
 
 @dataclass
@@ -139,6 +172,20 @@ def model_stand_in() -> Iterator[Model]:
         yield model
 
 
+@pytest.fixture(name="receiver")
+def receiver_fixture() -> Iterator[Receiver]:
+    """For a conftest to import: an OTLP receiver for each test."""
+    with otlp_receiver() as running:
+        yield running
+
+
+@pytest.fixture(name="model")
+def model_fixture() -> Iterator[Model]:
+    """The same with a model."""
+    with model_stand_in() as running:
+        yield running
+
+
 def _completion(request: dict[str, Any]) -> dict[str, Any]:
     last = request["messages"][-1]
     message: dict[str, Any] = {"role": "assistant", "content": f"The answer is {last['content']}."}
@@ -158,7 +205,12 @@ def _completion(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:
-    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    return [one.string_value for one in value.array_value.values] if kind == "array_value" else getattr(value, kind)
 
 
 def _keep_spans(receiver: Receiver, content: bytes) -> None:
@@ -172,9 +224,11 @@ def _keep_spans(receiver: Receiver, content: bytes) -> None:
                     span.parent_span_id.hex(),
                     span.name,
                     service,
+                    span.kind,
                     span.start_time_unix_nano,
                     span.end_time_unix_nano,
-                    span.status.code == 2,
+                    span.status.code,
+                    span.status.message,
                     _attributes(span.attributes),
                 )
                 for span in scope_spans.spans

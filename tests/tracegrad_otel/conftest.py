@@ -3,26 +3,16 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stand_ins import Model, Receiver, model_stand_in, otlp_receiver
+from stand_ins import Model, Receiver, model_fixture, receiver_fixture
+
+__all__ = ["model_fixture", "receiver_fixture"]
 
 BIN = Path(sys.executable).parent
 Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with otlp_receiver() as running:
-        yield running
-
-
-@pytest.fixture
-def model() -> Iterator[Model]:
-    with model_stand_in() as running:
-        yield running
 
 
 @pytest.fixture
