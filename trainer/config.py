@@ -1,17 +1,28 @@
 """`train.toml`: what one training job learns from, how it assigns credit, what it optimises, where it publishes."""
 
+import json
 import time
 import tomllib
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tracegrad.errors import SettingsError
+from trainer.duration import duration_s
 from trainer.since import parse_since
 
 NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 """Names that are parts of paths: never `..`."""
+
+RESERVED: dict[str, dict[str, Any]] = {
+    "data": {"agents": [".*"], "on_failure": "keep"},
+    "credit": {"gamma": 1.0},
+    "algorithm": {"kl_coef": 0.0, "correction": "none"},
+    "engine": {"workers": 1, "lora_rank": 0, "merge_prefixes": False},
+    "publish": {"every": 1},
+}
+"""Settings that have a name but no choice yet, with the value that says what happens without them."""
 
 
 class _Section(BaseModel):
@@ -22,6 +33,8 @@ class DataConfig(_Section):
     """`[data]`: which finished, rewarded rollouts become one batch.
 
     `min_rollouts`: an update waits for at least so many; `max_rollouts`: it takes at most so many, oldest first.
+    `settle`: how long a rollout must have been quiet, so that no span of it is still on its way; one without a root
+    span is complete after this silence. Rollouts that settle are waited for, at most this long. `0s`: not at all.
     `max_staleness`: in policy versions, between the one that sampled a call and the newest.
     `logprob_tolerance`: how far the engine's log-probabilities of a token may be from the trainer's where both have
     the same weights; further apart, they do not hold the same model, and nothing is trained.
@@ -32,6 +45,7 @@ class DataConfig(_Section):
     min_rollouts: int = Field(default=1, ge=1)
     max_rollouts: int | None = Field(default=None, ge=1)
     min_group: int = Field(default=2, ge=1)
+    settle: str = "10s"
     max_staleness: int = Field(default=4, ge=0)
     logprob_tolerance: float = Field(default=1e-2, gt=0)
 
@@ -40,6 +54,18 @@ class DataConfig(_Section):
     def _since_can_be_read(cls, text: str) -> str:
         parse_since(text, time.time_ns())
         return text
+
+    @field_validator("settle")
+    @classmethod
+    def _settle_can_be_read(cls, text: str) -> str:
+        if duration_s(text) is None:
+            raise SettingsError(f"bad setting data.settle {text!r}: give a duration like 500ms, 2s or 1m")
+        return text
+
+    @property
+    def settle_s(self) -> float:
+        """`settle` in seconds."""
+        return duration_s(self.settle) or 0.0
 
 
 class CreditConfig(_Section):
@@ -97,13 +123,33 @@ class TrainConfig(_Section):
 
 def load(file: Path) -> TrainConfig:
     """Read and check a `train.toml`. Raises SettingsError with one line that names the setting."""
-    if not file.exists():
-        raise SettingsError(f"no training configuration at {file}")
     try:
-        return TrainConfig.model_validate(tomllib.loads(file.read_text()))
+        values = tomllib.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise SettingsError(f"no training configuration at {file}") from error
+    except OSError as error:
+        raise SettingsError(f"the training configuration {file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file} is not TOML: {error}") from error
+    _take_reserved(values, file)
+    try:
+        return TrainConfig.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise SettingsError(f"bad setting {where} in {file}: {first['msg']}") from error
+
+
+def _take_reserved(values: dict[str, Any], file: Path) -> None:
+    """Take the reserved settings out of `values`. Raises SettingsError where one has another value."""
+    for section, settings in RESERVED.items():
+        given = values.get(section)
+        if not isinstance(given, dict):
+            continue
+        for name, only in settings.items():
+            value = given.pop(name, only)
+            if value != only or isinstance(value, bool) != isinstance(only, bool):
+                raise SettingsError(
+                    f"{section}.{name} = {json.dumps(value, default=str)} in {file} is not available yet: "
+                    f"use {json.dumps(only)}"
+                )

@@ -34,7 +34,9 @@ NEUTRAL: dict[str, Callable[[Any], bool]] = {
 }
 """Sampling parameters that change the distribution, and whether a value leaves it as it is.
 
-null is the engine's own default, which is neutral unless vLLM was told to take a model's `generation_config.json`.
+A parameter that is absent or null has the engine's default. That is assumed to be neutral, which is true of a vLLM
+that runs with `--generation-config vllm`, as `tracegrad up` starts it. vLLM's own choice is `auto`, which takes the
+defaults of the model's `generation_config.json`, often a temperature or top_p; no span shows the difference.
 """
 
 

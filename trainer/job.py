@@ -85,10 +85,13 @@ class Job:
         self._lineage = newest.lineage
         return None if self._store.has_step(newest.step_id) else newest
 
-    def plan(self) -> Plan:
-        """What the next step would consume. Raises NothingToTrainError when there is too little."""
+    def plan(self, *, hurried: bool = False) -> Plan:
+        """What the next step would consume. Raises NothingToTrainError when there is too little.
+
+        Where rollouts have yet to settle, that is a SettlingError, unless `hurried`.
+        """
         since = parse_since(self._config.data.since, time.time_ns())
-        return make_plan(self._config, self._store, self._gate(), since)
+        return make_plan(self._config, self._store, self._gate(), since, hurried=hurried)
 
     def plan_metrics(self, plan: Plan) -> dict[str, float]:
         """Metrics of a plan of this job."""
@@ -106,13 +109,13 @@ class Job:
             self._learner.close()
             self._learner = None
 
-    def step(self) -> StepRecord:
-        """Make one step. Raises NothingToTrainError when there is too little to learn from."""
+    def step(self, *, hurried: bool = False) -> StepRecord:
+        """Make one step. Raises NothingToTrainError when there is too little to learn from, as `plan` does."""
         self.finish_pending()
         self.publish_again_if_behind()
         started_ns, seconds = time.time_ns(), Seconds()
         with seconds("select"):
-            plan = self.plan()
+            plan = self.plan(hurried=hurried)
             newest_recorded = max(self._store.versions(self._config.data.policy), default=0)
         rows = rows_of(plan.samples)
         metrics = self.plan_metrics(plan)
@@ -141,10 +144,7 @@ class Job:
         except BaseException:
             self.close()  # it may have learned what no checkpoint holds
             raise
-        try:
-            finished = self.finish_pending(seconds)
-        except UnreachableError as error:
-            raise UnreachableError(f"{error}; the step is saved, and finished as soon as that answers again") from error
+        finished = self.finish_pending(seconds)
         assert finished is not None  # noqa: S101 - it was committed just now
         return finished
 
@@ -154,11 +154,14 @@ class Job:
         if step is None:
             return None
         seconds = seconds or Seconds()
-        if step.updated:
-            with seconds("publish"):
-                self._publish(step)
-        done = step.model_copy(update={"metrics": step.metrics | seconds.metrics(), "ended_ns": time.time_ns()})
-        self._store.record_step(done, json.dumps(done.metrics))
+        try:
+            if step.updated:
+                with seconds("publish"):
+                    self._publish(step)
+            done = step.model_copy(update={"metrics": step.metrics | seconds.metrics(), "ended_ns": time.time_ns()})
+            self._store.record_step(done, json.dumps(done.metrics))
+        except UnreachableError as error:
+            raise UnreachableError(f"{error}; the step is saved, and finished as soon as that answers again") from error
         self._pending = None
         self._directory.prune(self._config.engine.keep_checkpoints)
         weights.prune(self._config.publish, step.policy, step.lineage)
@@ -221,8 +224,7 @@ class Job:
             learner = self.load()
         with seconds("check"):
             weights.check_token_ids(self._config, rows)
-            used = [sample for sample in plan.samples if sample.used]
-            checked = check_agreement(self._config, learner, self.version, used, rows)
+            checked = check_agreement(self._config, learner, self.version, plan.samples.used, rows)
         with seconds("update"):
             metrics = {name: float(value) for name, value in learner.update(rows).items()}
         broken = [name for name, value in metrics.items() if not math.isfinite(value)]

@@ -45,7 +45,7 @@ class Wanted:
 class _Judged:
     """A transition with its credit. `advantage`: None where no step would look. `reason`: why it is not trained on."""
 
-    attempt: Attempt
+    rollout: Rollout
     transition: Transition
     credit: float
     advantage: float | None
@@ -59,7 +59,7 @@ def list_transitions(store: Store, wanted: Wanted) -> list[dict[str, Any]]:
     lines = [
         _line(judged, recorded)
         for judged in _judge(rollouts, recorded, wanted)
-        if judged.attempt in shown and _matches(judged.transition, recorded, wanted)
+        if judged.rollout.key in shown and _matches(judged.transition, recorded, wanted)
     ]
     lines.sort(key=lambda line: (line["rollout_id"], line["started_at"], line["span_id"]))
     return lines
@@ -80,18 +80,23 @@ def _load(store: Store, wanted: Wanted) -> tuple[set[Attempt], list[Rollout]]:
 
 def _judge(rollouts: Sequence[Rollout], recorded: dict[tuple[str, str], Recorded], wanted: Wanted) -> Iterator[_Judged]:
     batches: dict[tuple[str, str], list[Rollout]] = defaultdict(list)
+    died: list[Rollout] = []
     for rollout in rollouts:
         transitions = transitions_of(rollout.calls, rollout.rewards)
         if reason := _not_looked_at(rollout):
             credits = SCHEMES[wanted.scheme](transitions, rollout.rewards)
             for transition, credit in zip(transitions, credits, strict=True):
-                yield _Judged(rollout.key, transition, float(credit), None, reason)
+                yield _Judged(rollout, transition, float(credit), None, reason)
             continue
-        for policy in {transition.call.policy for transition in transitions}:
-            spans = [(policy, transition.call.span_id) for transition in transitions]
-            steps = [recorded[span].step_id for span in spans if span in recorded]
+        for policy in {call.policy for call in rollout.calls} - {""}:
+            spans = [rollout.own_span_id, *(transition.call.span_id for transition in transitions)]
+            steps = [recorded[policy, span].step_id for span in spans if (policy, span) in recorded]
             batches[policy, max(steps, default="")].append(rollout)
-    for (policy, _), members in batches.items():
+        if not rollout.calls:
+            died.append(rollout)
+    for (policy, step), members in batches.items():
+        members += [rollout for rollout in died if _step_of(policy, rollout.own_span_id, recorded) == step]
+        by_key = {rollout.key: rollout for rollout in members}
         samples = samples_of(
             members,
             policy,
@@ -100,17 +105,23 @@ def _judge(rollouts: Sequence[Rollout], recorded: dict[tuple[str, str], Recorded
             min_group=DataConfig.model_fields["min_group"].default,
             gate=GATE,
         )
-        for sample in samples:
+        for sample in samples.all:
             advantage = None if wanted.estimator is None else sample.advantage
-            yield _Judged(sample.rollout, sample.transition, sample.credit, advantage, sample.drop_reason)
+            yield _Judged(by_key[sample.rollout], sample.transition, sample.credit, advantage, sample.drop_reason)
+
+
+def _step_of(policy: str, span_id: str, recorded: dict[tuple[str, str], Recorded]) -> str:
+    found = recorded.get((policy, span_id))
+    return found.step_id if found is not None else ""
 
 
 def _not_looked_at(rollout: Rollout) -> str:
     if rollout.split == "eval":
         return "eval"
-    if rollout.status not in FINISHED:
-        return rollout.status
-    return "no_reward" if rollout.reward is None else ""
+    if rollout.status in FINISHED:
+        return "no_reward" if rollout.reward is None else ""
+    # Without a root span, a rollout is over when it has its reward and has been silent for a while.
+    return rollout.status if rollout.status != "running" or rollout.reward is None else ""
 
 
 def _matches(transition: Transition, recorded: dict[tuple[str, str], Recorded], wanted: Wanted) -> bool:
@@ -128,7 +139,7 @@ def _line(judged: _Judged, recorded: dict[tuple[str, str], Recorded]) -> dict[st
     return {
         "rollout_id": call.rollout_id,
         "attempt": call.attempt,
-        "task_id": call.task_id,
+        "task_id": judged.rollout.task_id,
         "agent": call.agent,
         "trace_id": call.trace_id,
         "span_id": call.span_id,

@@ -1,5 +1,6 @@
 """The plan of a step: which rollouts it consumes, and what each of their transitions is worth."""
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +11,8 @@ from tracegrad.errors import NothingToTrainError
 from trainer.config import DataConfig, TrainConfig
 from trainer.gate import Gate
 from trainer.records import SampleRecord
-from trainer.samples import Rollout, Sample, samples_of
-from trainer.since import Since
+from trainer.samples import Rollout, Samples, samples_of
+from trainer.since import LATEST_NS, Since
 from trainer.store import Backlog, Store
 
 NO_CALLS = "no_calls"
@@ -23,15 +24,25 @@ class Plan:
     """Everything that one step consumes. `uncalled`: its rollouts without a transition."""
 
     rollouts: Sequence[Rollout]
-    samples: Sequence[Sample]
+    samples: Samples
     uncalled: Sequence[Rollout]
 
 
-def make_plan(config: TrainConfig, store: Store, gate: Gate, since: Since) -> Plan:
-    """What the next step would consume. Raises NothingToTrainError when there is too little."""
+class SettlingError(NothingToTrainError):
+    """There will be enough to train on as soon as rollouts have settled. Taken at once, groups would be torn apart."""
+
+
+def make_plan(config: TrainConfig, store: Store, gate: Gate, since: Since, *, hurried: bool) -> Plan:
+    """What the next step would consume. Raises NothingToTrainError when there is too little.
+
+    `hurried`: take what is ready; otherwise rollouts that settle are waited for, and the error is a SettlingError.
+    """
     data = config.data
-    backlog = store.backlog(data.policy, since)
-    ready = store.untrained(data.policy, since) if backlog.ready >= data.min_rollouts else []
+    quiet_before_ns = time.time_ns() - round(data.settle_s * 1e9) if data.settle_s else LATEST_NS
+    backlog = store.backlog(data.policy, since, quiet_before_ns)
+    if backlog.settling and not hurried and backlog.ready + backlog.settling >= data.min_rollouts:
+        raise SettlingError(f"{backlog.settling} rollouts of policy {data.policy!r} settle")
+    ready = store.untrained(data.policy, since, quiet_before_ns) if backlog.ready >= data.min_rollouts else []
     if not ready:
         raise NothingToTrainError(_why_nothing(data, backlog))
     chosen = whole_groups(ready, data.max_rollouts)
@@ -44,7 +55,7 @@ def make_plan(config: TrainConfig, store: Store, gate: Gate, since: Since) -> Pl
         min_group=data.min_group,
         gate=gate,
     )
-    sampled = {sample.rollout for sample in samples}
+    sampled = {sample.rollout for sample in samples.all}
     return Plan(rollouts, samples, [rollout for rollout in rollouts if rollout.key not in sampled])
 
 
@@ -67,25 +78,25 @@ def _why_nothing(data: DataConfig, backlog: Backlog) -> str:
     wanted = f" of the {data.min_rollouts} that data.min_rollouts asks for" if data.min_rollouts > 1 else ""
     return (
         f"nothing new to train policy {data.policy!r} on: of {backlog.total} rollouts in the store, "
-        f"{backlog.ready} are ready{wanted}, {backlog.running} running, {backlog.unrewarded} without a reward, "
-        f"{backlog.uncalled} without a call of this policy and {backlog.trained} already trained: "
-        "run `tracegrad rollout`, then `tracegrad reward`"
+        f"{backlog.ready} are ready{wanted}, {backlog.settling} settling, {backlog.running} running, "
+        f"{backlog.unrewarded} without a reward, {backlog.uncalled} without a call of this policy and "
+        f"{backlog.trained} already trained: run `tracegrad rollout`, then `tracegrad reward`"
     )
 
 
 def plan_metrics(plan: Plan, gate: Gate) -> dict[str, float]:
     """Rewards over rollouts, numbers of rows and tokens, drops by reason, staleness in versions."""
     rewards = [rollout.reward for rollout in plan.rollouts if rollout.reward is not None]
-    used = [sample.transition.call for sample in plan.samples if sample.used]
+    used = [sample.transition.call for sample in plan.samples.used]
     ages = [age for age in (gate.staleness(call.policy_version) for call in used) if age is not None]
-    dropped = Counter(sample.drop_reason for sample in plan.samples if not sample.used)
+    dropped = Counter(sample.drop_reason for sample in plan.samples.all if not sample.used)
     dropped[NO_CALLS] = len(plan.uncalled)
     return {
         "reward_mean": float(np.mean(rewards)),
         "reward_std": float(np.std(rewards)),
         "n_rollouts": len(plan.rollouts),
         "n_groups": len({rollout.group for rollout in plan.rollouts}),
-        "n_transitions": len(plan.samples),
+        "n_transitions": len(plan.samples.all),
         "n_rows": len(used),
         "tokens": sum(len(call.response_token_ids) for call in used),
         "staleness_mean": float(np.mean(ages)) if ages else 0.0,
@@ -108,11 +119,11 @@ def sample_records(plan: Plan) -> tuple[SampleRecord, ...]:
             used=sample.used,
             drop_reason=sample.drop_reason,
         )
-        for sample in plan.samples
+        for sample in plan.samples.all
     ]
     of_uncalled = [
         SampleRecord(
-            span_id=rollout.root_span_id,
+            span_id=rollout.own_span_id,
             trace_id=rollout.trace_id,
             rollout_id=rollout.rollout_id,
             attempt=rollout.attempt,

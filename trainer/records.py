@@ -28,8 +28,8 @@ class _Record(BaseModel):
 class SampleRecord(_Record):
     """One row of `train_samples`: a transition that a step consumed.
 
-    `reward`: the credit it was trained with. For a rollout without a transition there is one row, with the root span
-    and `no_calls`.
+    `reward`: the credit it was trained with. For a rollout without a transition there is one row, with the span that
+    stands for it and `no_calls`.
     """
 
     span_id: str

@@ -1,16 +1,20 @@
 """Runs a job: a step at a time, or watching for new rollouts until it is told to stop."""
 
 import logging
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TypeVar
 
 from tracegrad.errors import NothingToTrainError, SettingsError, UnreachableError
 from trainer.config import TrainConfig
 from trainer.job import Job
 from trainer.learner import StartLearner, start_verl
+from trainer.plan import Plan, SettlingError
 from trainer.publisher import Publisher
 from trainer.records import JobDirectory, StepRecord
 from trainer.since import LAST
@@ -20,6 +24,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 Report = Callable[[StepRecord], None]
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -55,11 +60,32 @@ def train_once(job: Job, config: TrainConfig, max_steps: int, report: Report) ->
             return
     for done in range(max_steps):
         try:
-            report(job.step())
+            report(_settled(config, lambda hurried: job.step(hurried=hurried)))
         except NothingToTrainError:
             if done or interrupted is not None:
                 return
             raise
+
+
+def settled_plan(job: Job, config: TrainConfig) -> Plan:
+    """What `train_once` would begin with. Raises NothingToTrainError when there is too little."""
+    return _settled(config, lambda hurried: job.plan(hurried=hurried))
+
+
+def _settled(config: TrainConfig, act: Callable[[bool], Result]) -> Result:
+    """`act(False)`, again while rollouts settle, at most for `data.settle`; then `act(True)`: with what is ready."""
+    try:
+        return act(False)
+    except SettlingError as error:
+        log.info("waiting at most data.settle=%s: %s", config.data.settle, error)
+    end = time.monotonic() + config.data.settle_s
+    while time.monotonic() < end:
+        time.sleep(min(POLL_S, max(end - time.monotonic(), 0)))
+        try:
+            return act(False)
+        except SettlingError:
+            continue
+    return act(True)
 
 
 def watch(
@@ -82,18 +108,24 @@ def watch(
         report(interrupted)
     job.load()
     ready()
-    missing = ""
+    said: set[str] = set()
+    settling_until = math.inf
     while not stop.is_set() and (max_steps is None or done < max_steps):
         try:
-            report(job.finish_pending() or job.step())
+            report(job.finish_pending() or job.step(hurried=time.monotonic() >= settling_until))
             done += 1
+            said, settling_until = set(), math.inf
             continue
+        except SettlingError:
+            settling_until = min(settling_until, time.monotonic() + config.data.settle_s)
+            said.clear()
         except NothingToTrainError:
-            missing = ""
+            settling_until = math.inf
+            said.clear()
         except UnreachableError as error:
-            if str(error) != missing:
+            if str(error) not in said:
                 log.warning("waiting: %s", error)
-            missing = str(error)
+            said.add(str(error))
         stop.wait(POLL_S)
 
 

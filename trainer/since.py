@@ -1,14 +1,13 @@
 """`since`: from when on rollouts are looked at. `last` (what no step has consumed), a time, or an age like `7d`."""
 
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tracegrad.errors import SettingsError
+from trainer.duration import duration_s
 
 LAST = "last"
 LATEST_NS = 2**63 - 1
-UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,8 @@ def parse_since(text: str, now_ns: int) -> Since:
     """`last`, an ISO 8601 time (UTC where it names no zone) or an age. Raises SettingsError."""
     if text == LAST:
         return Since(0, untrained_only=True)
-    if age := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
-        return Since(now_ns - round(float(age[1]) * UNITS_S[age[2]] * 1e9), untrained_only=False)
+    if (age_s := duration_s(text)) is not None:
+        return Since(now_ns - round(age_s * 1e9), untrained_only=False)
     try:
         time = datetime.fromisoformat(text)
     except ValueError as error:

@@ -6,19 +6,19 @@ in `train_steps` comes last; a step without it has not been recorded.
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote
 
-import clickhouse_connect
 import numpy as np
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from tracegrad.errors import SettingsError, TracegradError, UnreachableError
+from tracegrad.clickhouse import connect
+from tracegrad.errors import TracegradError, UnreachableError
 from trainer.records import SampleRecord, StepRecord
 from trainer.samples import Rollout
 from trainer.since import Since
@@ -29,8 +29,8 @@ for noisy in ("urllib3.connectionpool", "clickhouse_connect"):
     logging.getLogger(noisy).setLevel(logging.ERROR)
 
 SQL = Path(__file__).parent / "sql"
-IDS_A_QUERY = 100
-"""Rollout ids travel in the request's address, whose length is bounded."""
+CHARACTERS_A_QUERY = 4000
+"""Of ids: they travel in the request's address, whose length is bounded."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Backlog:
 
     total: int
     ready: int
+    settling: int
     running: int
     unrewarded: int
     uncalled: int
@@ -58,47 +59,49 @@ class Store:
     """One ClickHouse, or the collector's embedded one, over HTTP. Raises UnreachableError when nobody answers."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise SettingsError(f"bad setting clickhouse: {url!r} is not an http:// address")
-        self._url = f"{parts.scheme}://{parts.hostname}:{parts.port or 8123}"
-        with self._asking():
-            self._client = clickhouse_connect.get_client(
-                host=parts.hostname,
-                port=parts.port or 8123,
-                secure=parts.scheme == "https",
-                username=parts.username or "default",
-                password=parts.password or "",
-                database="otel",
-                autogenerate_session_id=False,
-            )
+        self._client = connect(url)
 
     def close(self) -> None:
         """Give the connections back."""
         self._client.close()
 
-    def backlog(self, policy: str, since: Since) -> Backlog:
-        """What there is to learn from, without reading any of it."""
-        again = int(not since.untrained_only)
-        (row,) = self._rows("backlog", policy=policy, since_ns=since.from_ns, again=again)
+    def backlog(self, policy: str, since: Since, quiet_before_ns: int) -> Backlog:
+        """What there is to learn from, without reading any of it. What was seen since `quiet_before_ns` settles."""
+        (row,) = self._of_attempts("backlog", policy, since, quiet_before_ns)
         return Backlog(**row)
 
-    def untrained(self, policy: str, since: Since) -> list[Rollout]:
-        """Finished and rewarded attempts with a call of `policy`, oldest first, still without calls and rewards."""
-        again = int(not since.untrained_only)
-        rows = self._rows("untrained", policy=policy, since_ns=since.from_ns, again=again)
+    def untrained(self, policy: str, since: Since, quiet_before_ns: int) -> list[Rollout]:
+        """Attempts that are over, settled and rewarded, oldest first, still without calls and rewards.
+
+        Each has a call of `policy`, or none at all where others of its group have one.
+        """
+        rows = self._of_attempts("untrained", policy, since, quiet_before_ns)
         return [Rollout(**row, calls=(), rewards={}) for row in rows]
+
+    def _of_attempts(self, name: str, policy: str, since: Since, quiet_before_ns: int) -> list[dict[str, Any]]:
+        return self._rows(
+            "attempts",
+            name,
+            policy=policy,
+            since_ns=since.from_ns,
+            again=int(not since.untrained_only),
+            quiet_before_ns=quiet_before_ns,
+        )
 
     def rollouts(self, since: Since, rollout_ids: Sequence[str] = (), task_ids: Sequence[str] = ()) -> list[Rollout]:
         """All attempts, or those of the given rollouts or tasks, still without calls and rewards."""
-        rows = self._rows("rollouts", since_ns=since.from_ns, rollout_ids=list(rollout_ids), task_ids=list(task_ids))
-        return [Rollout(**row, calls=(), rewards={}) for row in rows]
+        return [
+            Rollout(**row, calls=(), rewards={})
+            for rollouts in _chunks(rollout_ids) or [[]]
+            for tasks in _chunks(task_ids) or [[]]
+            for row in self._rows("rollouts", since_ns=since.from_ns, rollout_ids=rollouts, task_ids=tasks)
+        ]
 
     def filled(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """The same attempts with their calls and rewards."""
         calls: dict[Attempt, list[Call]] = defaultdict(list)
         rewards: dict[Attempt, dict[str, float]] = defaultdict(dict)
-        for rollout_ids in _chunks(rollouts):
+        for rollout_ids in _chunks(rollout.rollout_id for rollout in rollouts):
             for row in self._rows("calls", rollout_ids=rollout_ids):
                 calls[row["rollout_id"], row["attempt"]].append(_call(row))
             for row in self._rows("rewards", rollout_ids=rollout_ids):
@@ -109,7 +112,7 @@ class Store:
         """By policy and span id, what steps did with the calls of these attempts."""
         return {
             (row["policy"], row["span_id"]): Recorded(row["step_id"], bool(row["used"]), row["drop_reason"])
-            for rollout_ids in _chunks(rollouts)
+            for rollout_ids in _chunks(rollout.rollout_id for rollout in rollouts)
             for row in self._rows("recorded", rollout_ids=rollout_ids)
         }
 
@@ -159,9 +162,10 @@ class Store:
         }
         self._insert("train_steps", [row])
 
-    def _rows(self, name: str, **parameters: Any) -> list[dict[str, Any]]:
+    def _rows(self, *names: str, **parameters: Any) -> list[dict[str, Any]]:
+        text = "".join((SQL / f"{name}.sql").read_text() for name in names)
         with self._asking():
-            answer = self._client.query((SQL / f"{name}.sql").read_text(), parameters=parameters)
+            answer = self._client.query(text, parameters=parameters)
             return [dict(row) for row in answer.named_results()]
 
     def _insert(self, table: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -178,10 +182,10 @@ class Store:
         except ClickHouseError as error:
             if getattr(error, "code", None) is not None:
                 text = " ".join(str(error).split())
-                raise TracegradError(f"the store at {self._url} refused a query: {text}") from error
+                raise TracegradError(f"the store at {self._client.url} refused a query: {text}") from error
             cause = getattr(error.__cause__, "reason", error.__cause__ or error)
             raise UnreachableError(
-                f"no store at {self._url} ({str(cause).rpartition(': ')[2]}): start one with `tracegrad up` or "
+                f"no store at {self._client.url} ({str(cause).rpartition(': ')[2]}): start one with `tracegrad up` or "
                 "`tracegrad collector`"
             ) from error
 
@@ -198,10 +202,18 @@ def _call(row: dict[str, Any]) -> Call:
     )
 
 
-def _chunks(rollouts: Sequence[Rollout]) -> Iterator[list[str]]:
-    rollout_ids = sorted({rollout.rollout_id for rollout in rollouts})
-    for start in range(0, len(rollout_ids), IDS_A_QUERY):
-        yield rollout_ids[start : start + IDS_A_QUERY]
+def _chunks(ids: Iterable[str]) -> list[list[str]]:
+    """All the ids, once each, in lists that one query can carry; no list for no ids."""
+    chunks: list[list[str]] = []
+    room = 0
+    for name in sorted(set(ids)):
+        length = len(quote(f"'{name}',", safe=""))
+        if length > room:
+            chunks.append([])
+            room = CHARACTERS_A_QUERY
+        chunks[-1].append(name)
+        room -= length
+    return chunks
 
 
 def _time(at_ns: int) -> datetime:

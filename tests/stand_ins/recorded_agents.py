@@ -62,6 +62,7 @@ class RecordedAgents:
     policy: str
     sql: Sql
     written: int = 0
+    runs: dict[str, tuple[otlp.SpanContext, str, int]] = field(default_factory=dict)
     _open: _Batch | None = None
 
     @contextmanager
@@ -83,13 +84,17 @@ class RecordedAgents:
         version: int = 0,
         split: str = "train",
         finished: bool = True,
+        age_s: float = 0.0,
         **values: Any,
     ) -> str:
-        """One rollout: its id. `values` change attributes of its calls."""
+        """One rollout that began `age_s` ago and took 9 ms: its id. `values` change attributes of its calls."""
         if self._open is None:
             with self.together():
-                return self.run(task, reward, n_calls, version=version, split=split, finished=finished, **values)
-        rollout_id, root, now = secrets.token_hex(8), otlp.SpanContext.new(), time.time_ns()
+                return self.run(
+                    task, reward, n_calls, version=version, split=split, finished=finished, age_s=age_s, **values
+                )
+        rollout_id, root, now = secrets.token_hex(8), otlp.SpanContext.new(), time.time_ns() - round(age_s * 1e9)
+        self.runs[rollout_id] = root, task, now
         identity = {
             names.ROLLOUT_ID: rollout_id,
             names.ROLLOUT_ATTEMPT: 0,
@@ -113,6 +118,15 @@ class RecordedAgents:
             with self.together():
                 return self.pair(task, **values)
         return [self.run(task, 1.0, **values), self.run(task, 0.0, **values)]
+
+    def late_call(self, rollout_id: str, index: int) -> None:
+        """One more call of a run, whose span comes only now."""
+        root, task, began_ns = self.runs[rollout_id]
+        identity = {names.ROLLOUT_ID: rollout_id, names.ROLLOUT_ATTEMPT: 0, names.TASK_ID: f"{self.policy}.{task}"}
+        values = identity | self._call_values(rollout_id, index, 0)
+        batch = _Batch()
+        batch.add_span("tracegrad.sidecar", _call_span(root, began_ns + index * 1_000_000, values))
+        self._post("/v1/traces", batch.traces.SerializeToString())
 
     def _call_values(self, rollout_id: str, index: int, version: int) -> dict[str, otlp.Value]:
         self.written += 1

@@ -105,7 +105,7 @@ def config(sidecar: SidecarDouble, tmp_path: Path) -> TrainConfig:
     (model / "model.safetensors").write_bytes(b"base weights")
     return TrainConfig.model_validate(
         {
-            "data": {"policy": sidecar.policy},
+            "data": {"policy": sidecar.policy, "settle": "0s"},
             "engine": {"model": model, "checkpoints": tmp_path / "checkpoints"},
             "publish": {"sidecar": sidecar.url, "weights": tmp_path / "weights"},
         }

@@ -113,6 +113,22 @@ def test_what_is_dropped_is_recorded_with_its_reason_and_consumed(world: World) 
         world.train()
 
 
+def test_who_died_before_a_call_counts_in_the_baseline_of_its_group(world: World) -> None:
+    with world.agents.together():
+        good = [world.agents.run("one", 1.0, n_calls=1) for _ in range(2)]
+        died = world.agents.run("one", 0.0, n_calls=0)
+        world.agents.run("one", 0.0, n_calls=1, **{"tracegrad.policy.name": "another"})
+        world.agents.run("two", 0.0, n_calls=0)
+    (step,) = world.train()
+    assert (step.metrics["n_rollouts"], step.metrics["dropped_no_calls"]) == (3, 1)
+    rows = {row["rollout_id"]: row for row in world.samples()}
+    assert set(rows) == {*good, died}
+    assert [rows[name]["advantage"] for name in good] == pytest.approx([0.5773] * 2, abs=1e-4)
+    assert (rows[died]["used"], rows[died]["drop_reason"], rows[died]["reward"]) == (False, "no_calls", 0.0)
+    with pytest.raises(NothingToTrainError, match=r"0 are ready, .* and 3 already trained"):
+        world.train()
+
+
 def test_without_signal_the_rollouts_are_consumed_and_the_version_stays(world: World) -> None:
     with world.agents.together():
         world.agents.run("one", 1.0)

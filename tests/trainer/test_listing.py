@@ -16,7 +16,8 @@ from tracegrad.errors import SettingsError
 from trainer import run
 from trainer.config import DataConfig, TrainConfig
 from trainer.listing import iso_time
-from trainer.since import parse_since
+from trainer.since import Since, parse_since
+from trainer.store import CHARACTERS_A_QUERY, Store
 
 FIELDS = (
     "rollout_id attempt task_id agent trace_id span_id index prompt_token_ids response_token_ids logprobs reward "
@@ -38,10 +39,12 @@ def listed(collector: Collector, *arguments: str) -> list[dict[str, Any]]:
 
 def test_one_object_a_line_with_the_contracts_fields(agents: RecordedAgents) -> None:
     with agents.together():
-        good, bad = agents.run("one", 1.0, n_calls=2), agents.run("one", 0.0, n_calls=1)
+        good = agents.run("one", 1.0, n_calls=2, **{"tracegrad.task.id": "what a call says"})
+        bad = agents.run("one", 0.0, n_calls=1)
     lines = listed(agents.collector, "--policy", agents.policy)
     assert [" ".join(line) for line in lines] == [FIELDS] * 3
     assert [line["rollout_id"] for line in lines] == sorted([good, good, bad])
+    assert {line["task_id"] for line in lines} == {f"{agents.policy}.one"}
     assert lines == sorted(lines, key=lambda line: (line["rollout_id"], line["started_at"], line["span_id"]))
 
     first, last = (line for line in lines if line["rollout_id"] == good)
@@ -93,6 +96,7 @@ def test_a_trained_transition_keeps_its_batch_and_verdict(agents: RecordedAgents
     with agents.together():
         agents.pair("one")
         agents.run("one", 0.5, version=7)
+        agents.run("one", 0.0, n_calls=0)
     before = listed(agents.collector, "--policy", agents.policy)
     with run.opened_job(config, agents.collector.clickhouse, start_learner=CountingLearner.start) as job:
         run.train_once(job, config, 1, lambda step: None)
@@ -107,10 +111,32 @@ def test_a_trained_transition_keeps_its_batch_and_verdict(agents: RecordedAgents
     assert {line["drop_reason"] for line in old} == {None, "unknown_version"}
 
 
+def test_many_tasks_are_asked_for_in_parts(agents: RecordedAgents, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents.pair("one")
+    store = Store(agents.collector.clickhouse)
+    tasks = [f"{agents.policy}.one", *(f"{agents.policy}.{number:050}" for number in range(500))]
+    asked: list[list[str]] = []
+    rows = store._rows
+    monkeypatch.setattr(
+        store, "_rows", lambda name, **values: (asked.append(values["task_ids"]), rows(name, **values))[1]
+    )
+    assert len(store.rollouts(Since(0, untrained_only=False), task_ids=tasks)) == 2
+    assert sorted(task for part in asked for task in part) == sorted(tasks)
+    assert max(len("".join(part)) for part in asked) <= CHARACTERS_A_QUERY
+    store.close()
+
+
+def test_gamma_changes_nothing_for_identical_credit(agents: RecordedAgents) -> None:
+    agents.pair("one")
+    plain = listed(agents.collector, "--policy", agents.policy)
+    assert listed(agents.collector, "--policy", agents.policy, "--gamma", "0.9") == plain
+
+
 def test_a_table_for_people(agents: RecordedAgents) -> None:
     agents.pair("one")
     header, *rows = command(agents.collector, "--policy", agents.policy).splitlines()
     assert header.split()[:3] == ["ROLLOUT", "TASK", "AGENT"]
+    assert header.split()[-1] == "USABLE"
     assert len(rows) == 4
     assert all(f"{agents.policy}@0" in row and row.endswith("yes") for row in rows)
 
@@ -132,6 +158,7 @@ def test_it_needs_a_store_and_no_torch(free_port: Any) -> None:
 def test_since() -> None:
     now_ns = 10**18
     assert parse_since("last", now_ns).untrained_only
+    assert parse_since("500ms", now_ns).from_ns == now_ns - 5 * 10**8
     assert parse_since("7d", now_ns).from_ns == now_ns - 7 * 86400 * 10**9
     assert parse_since("2001-09-09T01:46:40", now_ns).from_ns == 10**18
     assert parse_since("2001-09-09T03:46:40+02:00", now_ns).from_ns == 10**18

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from recorded_agents import Collector, RecordedAgents
 from training_doubles import CountingLearner, SidecarDouble
+from training_world import changed
 
 from tracegrad.errors import SettingsError
 from trainer import config as train_config
@@ -77,11 +78,21 @@ def test_watching_survives_an_engine_that_is_away(
     watch = Watch(config, agents.collector.clickhouse)
     watch.until(lambda: "waiting: the sidecar" in caplog.text)
     time.sleep(0.3)
-    assert caplog.text.count("waiting:") <= 2, "said once, not at every poll"
+    assert caplog.text.count("waiting:") == 1, "said once, not at every poll"
     sidecar.refuse_with = None
     watch.until(lambda: len(watch.steps) == 1)
     watch.join()
     assert [version for version, _ in sidecar.published] == [1]
+
+
+def test_watching_lets_rollouts_settle(agents: RecordedAgents, config: TrainConfig) -> None:
+    began_ns = time.time_ns()
+    agents.pair("one")
+    watch = Watch(changed(config, "data", settle="1s"), agents.collector.clickhouse)
+    watch.until(lambda: len(watch.steps) == 1)
+    watch.join()
+    assert watch.steps[0].started_ns - began_ns > 1e9
+    assert watch.steps[0].metrics["n_rollouts"] == 2
 
 
 def test_watching_stops_after_its_steps(agents: RecordedAgents, config: TrainConfig) -> None:
@@ -124,7 +135,7 @@ def test_the_first_signal_stops_gently_the_second_at_once() -> None:
 def train_toml(config: TrainConfig, tmp_path: Path) -> Path:
     file = tmp_path / "train.toml"
     file.write_text(
-        f'[data]\npolicy = "{config.data.policy}"\n'
+        f'[data]\npolicy = "{config.data.policy}"\nsettle = "{config.data.settle}"\n'
         f'[engine]\nmodel = "{config.engine.model}"\ncheckpoints = "{config.engine.checkpoints}"\n'
         f'[publish]\nsidecar = "{config.publish.sidecar}"\nweights = "{config.publish.weights}"\n'
     )

@@ -47,7 +47,7 @@ def command(
     ):
         if dry_run:
             interrupted = job.peek()
-            typer.echo(_plan_line(job, job.plan(), interrupted, as_json), file=out)
+            typer.echo(_plan_line(job, run.settled_plan(job, job_config), interrupted, as_json), file=out)
             return
 
         def report(step: "StepRecord") -> None:

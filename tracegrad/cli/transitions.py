@@ -26,6 +26,9 @@ def command(
         str | None, typer.Option(help="From a time or an age (7d) on; `last`: what no step has consumed.")
     ] = None,
     credit: Annotated[Literal["identical"], typer.Option(help="Credit assignment.")] = "identical",
+    gamma: Annotated[
+        float, typer.Option(min=0, max=1, help="Discount of later rewards; `identical` credit has none and ignores it.")
+    ] = 1.0,
     advantage: Annotated[Literal["grpo"], typer.Option(help="Advantage estimator.")] = "grpo",
     no_advantage: Annotated[bool, typer.Option("--no-advantage", help="Leave advantages out.")] = False,
 ) -> None:
@@ -70,7 +73,7 @@ def _table(lines: Sequence[dict[str, Any]]) -> list[str]:
         "CREDIT",
         "ADVANTAGE",
         "POLICY",
-        "TRAINED ON",
+        "USABLE",
     )
     cells = [header] + [
         (

@@ -1,0 +1,74 @@
+"""`train.toml`: the contract's names are known, what is not available yet is refused, and so is what cannot be read."""
+
+from pathlib import Path
+
+import pytest
+
+from tracegrad.errors import SettingsError
+from trainer import config
+from trainer.config import RESERVED, DataConfig
+
+TOML = """
+[data]
+agents = [".*"]
+on_failure = "keep"
+settle = "500ms"
+[credit]
+gamma = 1
+[algorithm]
+kl_coef = 0.0
+correction = "none"
+[engine]
+model = "m"
+workers = 1
+lora_rank = 0
+merge_prefixes = false
+[publish]
+every = 1
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / "train.toml"
+    file.write_text(TOML)
+    return file
+
+
+def test_names_of_what_is_to_come_are_accepted(file: Path) -> None:
+    assert all(f"{name} = " in TOML for settings in RESERVED.values() for name in settings)
+    loaded = config.load(file)
+    assert loaded.engine.model == Path("m")
+    assert loaded.data.settle_s == 0.5
+
+
+@pytest.mark.parametrize(
+    ("line", "other", "said"),
+    [
+        ('agents = [".*"]', 'agents = ["writer"]', 'data.agents = ["writer"] in FILE is not available yet: use [".*"]'),
+        ('"keep"', '"penalize"', 'data.on_failure = "penalize" in FILE is not available yet: use "keep"'),
+        ("gamma = 1", "gamma = 0.9", "credit.gamma = 0.9 in FILE is not available yet: use 1.0"),
+        ("workers = 1", "workers = true", "engine.workers = true in FILE is not available yet: use 1"),
+        ("= false", "= true", "engine.merge_prefixes = true in FILE is not available yet: use false"),
+        ('settle = "500ms"', 'settle = "soon"', "bad setting data.settle 'soon': give a duration like 500ms, 2s or 1m"),
+    ],
+)
+def test_what_is_not_available_is_one_line(file: Path, line: str, other: str, said: str) -> None:
+    file.write_text(TOML.replace(line, other))
+    with pytest.raises(SettingsError) as caught:
+        config.load(file)
+    assert str(caught.value) == said.replace("FILE", str(file))
+
+
+def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot be read: Is a directory"):
+        config.load(tmp_path)
+    with pytest.raises(SettingsError, match="no training configuration at"):
+        config.load(tmp_path / "missing.toml")
+
+
+def test_durations() -> None:
+    assert [DataConfig(settle=text).settle_s for text in ("10s", "1.5s", "2m", "0s")] == [10, 1.5, 120, 0]
+    for text in ("10", "s", "-1s", "1 s", "9" * 400 + "s"):
+        with pytest.raises(SettingsError, match=r"data\.settle"):
+            DataConfig(settle=text)

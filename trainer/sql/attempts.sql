@@ -1,0 +1,43 @@
+-- What became of every attempt that may be learned from (held-out ones are left out). `state` is one of: `trained`;
+-- `running`; `unrewarded`; `uncalled` (no call of the policy); `settling` (quiet for too short a time, so that a span
+-- may still be on its way); `ready`; `alongside` (it died before its first call, and counts in its group's baseline).
+-- An attempt without a root span was not started by the launcher: rewarded and quiet, it is over.
+WITH
+    consumed AS (
+        SELECT rollout_id, attempt FROM train_samples
+        WHERE step_id IN (SELECT step_id FROM train_steps WHERE policy = {policy:String})
+    ),
+    calls AS (
+        SELECT rollout_id, attempt, max(policy = {policy:String}) AS called, max(ended_at) AS last_ended_at
+        FROM llm_calls
+        GROUP BY rollout_id, attempt
+    ),
+    candidates AS (
+        SELECT
+            rollouts.rollout_id AS rollout_id, rollouts.attempt AS attempt, rollouts.task_id AS task_id,
+            rollouts.trace_id AS trace_id, rollouts.root_span_id AS root_span_id, rollouts.status AS status,
+            rollouts.split AS split, rollouts.reward AS reward, rollouts.started_at AS started_at, calls.called AS called,
+            {again:UInt8} = 0 AND (rollouts.rollout_id, rollouts.attempt) IN (consumed) AS trained,
+            rollouts.status IN ('succeeded', 'failed', 'timeout') AS finished,
+            finished AND rollouts.n_calls = 0 AND rollouts.task_id != '' AS died,
+            greatest(ifNull(rollouts.ended_at, toDateTime64(0, 9)), calls.last_ended_at) AS last_seen_at,
+            toUnixTimestamp64Nano(last_seen_at) < {quiet_before_ns:Int64} AS quiet
+        FROM rollouts
+        LEFT JOIN calls ON calls.rollout_id = rollouts.rollout_id AND calls.attempt = rollouts.attempt
+        WHERE rollouts.split != 'eval' AND toUnixTimestamp64Nano(rollouts.started_at) >= {since_ns:Int64}
+    ),
+    attempts AS (
+        SELECT
+            rollout_id, attempt, task_id, trace_id, root_span_id, status, split, reward, started_at,
+            countIf(called AND reward IS NOT NULL AND NOT trained) OVER (PARTITION BY task_id) AS n_called_of_task,
+            multiIf(
+                trained, 'trained',
+                NOT finished AND (status != 'running' OR reward IS NULL), 'running',
+                reward IS NULL, 'unrewarded',
+                NOT called AND (NOT died OR n_called_of_task = 0), 'uncalled',
+                NOT quiet, 'settling',
+                called, 'ready',
+                'alongside'
+            ) AS state
+        FROM candidates
+    )
