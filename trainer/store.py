@@ -6,8 +6,7 @@ in `train_steps` comes last; a step without it has not been recorded.
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,10 +14,8 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from tracegrad.clickhouse import connect
-from tracegrad.errors import TracegradError, UnreachableError
+from tracegrad.clickhouse import DATABASE, connect, errors_in_one_line
 from trainer.records import SampleRecord, StepRecord
 from trainer.samples import Rollout
 from trainer.since import Since
@@ -59,6 +56,7 @@ class Store:
     """One ClickHouse, or the collector's embedded one, over HTTP. Raises UnreachableError when nobody answers."""
 
     def __init__(self, url: str) -> None:
+        self._url = url
         self._client = connect(url)
 
     def close(self) -> None:
@@ -164,30 +162,16 @@ class Store:
 
     def _rows(self, *names: str, **parameters: Any) -> list[dict[str, Any]]:
         text = "".join((SQL / f"{name}.sql").read_text() for name in names)
-        with self._asking():
+        with errors_in_one_line(self._url):
             answer = self._client.query(text, parameters=parameters)
             return [dict(row) for row in answer.named_results()]
 
     def _insert(self, table: str, rows: Sequence[dict[str, Any]]) -> None:
         if rows:
-            with self._asking():
+            with errors_in_one_line(self._url):
                 self._client.insert(
-                    table, [list(row.values()) for row in rows], column_names=list(rows[0]), database="otel"
+                    table, [list(row.values()) for row in rows], column_names=list(rows[0]), database=DATABASE
                 )
-
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        try:
-            yield
-        except ClickHouseError as error:
-            if getattr(error, "code", None) is not None:
-                text = " ".join(str(error).split())
-                raise TracegradError(f"the store at {self._client.url} refused a query: {text}") from error
-            cause = getattr(error.__cause__, "reason", error.__cause__ or error)
-            raise UnreachableError(
-                f"no store at {self._client.url} ({str(cause).rpartition(': ')[2]}): start one with `tracegrad up` or "
-                "`tracegrad collector`"
-            ) from error
 
 
 def _call(row: dict[str, Any]) -> Call:

@@ -81,7 +81,7 @@ class RecordedAgents:
         reward: float | None,
         n_calls: int = 2,
         *,
-        version: int = 0,
+        version: int | None = 0,
         split: str = "train",
         finished: bool = True,
         age_s: float = 0.0,
@@ -128,7 +128,7 @@ class RecordedAgents:
         batch.add_span("tracegrad.sidecar", _call_span(root, began_ns + index * 1_000_000, values))
         self._post("/v1/traces", batch.traces.SerializeToString())
 
-    def _call_values(self, rollout_id: str, index: int, version: int) -> dict[str, otlp.Value]:
+    def _call_values(self, rollout_id: str, index: int, version: int | None) -> dict[str, otlp.Value]:
         self.written += 1
         return {
             names.POLICY_NAME: self.policy,

@@ -97,6 +97,7 @@ def test_what_is_dropped_is_recorded_with_its_reason_and_consumed(world: World) 
                 "one", 0.0, n_calls=1, **{"tracegrad.sampling": '{"temperature":0.5}'}
             ): "off_distribution",
             world.agents.run("one", 0.0, n_calls=1, version=9): "unknown_version",
+            world.agents.run("one", 0.0, n_calls=1, version=None): "unknown_version",
             world.agents.run("two", 1.0, n_calls=1): "singleton_group",
             world.agents.run("three", 1.0, n_calls=1): "no_signal",
             world.agents.run("three", 1.0, n_calls=1): "no_signal",

@@ -59,5 +59,5 @@ def test_without_a_root_span_silence_is_the_end(world: World) -> None:
         step = job.step(hurried=True)
         assert (step.metrics["n_rollouts"], step.metrics["n_rows"], step.metrics["dropped_no_calls"]) == (4, 4, 2)
         assert {row["rollout_id"] for row in world.samples()} == set(over)
-        with pytest.raises(NothingToTrainError, match="0 are ready, 1 settling, 1 running"):
+        with pytest.raises(NothingToTrainError, match="0 are ready, 1 settling,"):
             job.step(hurried=True)
