@@ -54,9 +54,7 @@ def test_every_call_is_exact_and_its_ids_decode_to_what_the_client_received(
         said = tokenizer.decode(call["response_token_ids"])
         assert said == _as_model_text(json.loads(received["output"])[0])
         prompt = tokenizer.decode(call["prompt_token_ids"])
-        for message in json.loads(received["input"]):
-            for part in message["parts"]:
-                assert part.get("content", "") in prompt
+        assert prompt == "".join(map(_as_template_text, json.loads(received["input"]))) + "<|assistant|>"
 
 
 def _as_model_text(message: dict[str, Any]) -> str:
@@ -70,6 +68,14 @@ def _as_model_text(message: dict[str, Any]) -> str:
         else:
             text += part["content"]
     return text + "<|end|>"
+
+
+def _as_template_text(message: dict[str, Any]) -> str:
+    """A sent message as the chat template renders it."""
+    if message["role"] == "tool":
+        (part,) = message["parts"]
+        return f"<|tool|>{part['response']}<|end|>"
+    return f"<|{message['role']}|>{_as_model_text(message)}"
 
 
 def test_one_run_is_one_trace_with_the_launchers_span_as_root(road: Any, two_runs: list[dict[str, Any]]) -> None:
@@ -117,6 +123,8 @@ def job(road: Any) -> Path:
     file.write_text(
         f"""
 job = "test"
+[data]
+settle = "1s"
 [algorithm]
 epochs = 2
 [engine]
