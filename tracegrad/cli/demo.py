@@ -19,6 +19,7 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of the model, the tasks and the sampling.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="GRPO steps, each a published policy version.")] = 14,
     n_eval: Annotated[int, typer.Option(min=1, help="Held-out questions asked before and after.")] = 120,
+    warm_steps: Annotated[int, typer.Option(min=1, help="Batches of the supervised warm start.")] = 500,
     config: ConfigFile = None,
 ) -> None:
     """Train an untouched agent from end to end on this machine and write demo-report/."""
@@ -32,7 +33,7 @@ def command(
 
     # Only the ports of a configuration matter here, and only of one that was asked for.
     base = settings.load(config) if config else settings.Settings()
-    plan = Plan(seed=seed, steps=steps, n_eval=n_eval)
+    plan = Plan(seed=seed, steps=steps, n_eval=n_eval, warm_steps=warm_steps)
 
     async def until_interrupted() -> None:
         task = asyncio.ensure_future(run(plan, base, Console(soft_wrap=True)))

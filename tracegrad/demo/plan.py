@@ -20,13 +20,14 @@ class Plan:
     tasks_per_step: int = 12
     rollouts_per_task: int = 8
     n_eval: int = 120
+    warm_steps: int = 500
     workers: int = 12
     lr: float = 2e-4
     epochs: int = 2
     root: Path = DATA / "demo"
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.tasks_per_step, self.n_eval) < 1 or self.rollouts_per_task < 2:
+        if min(self.steps, self.tasks_per_step, self.n_eval, self.warm_steps) < 1 or self.rollouts_per_task < 2:
             raise ValueError("a demo needs at least one step, task and held-out question, and two rollouts a task")
 
     @property
@@ -37,7 +38,7 @@ class Plan:
     @property
     def warm_start(self) -> WarmStart:
         """How the model of this seed is made."""
-        return WarmStart(seed=self.seed)
+        return WarmStart(seed=self.seed, steps=self.warm_steps)
 
     @property
     def model(self) -> Path:

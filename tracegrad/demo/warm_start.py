@@ -22,7 +22,7 @@ class WarmStart:
     """How long and on what: optimiser steps of `batch` demonstrations, and how sloppy these are (see tasks)."""
 
     seed: int
-    steps: int = 500
+    steps: int
     batch: int = 64
     lr: float = 3e-3
     reliable_share: float = 0.3
