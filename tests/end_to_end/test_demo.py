@@ -1,4 +1,4 @@
-"""`tracegrad demo`, shortened: interrupted in the middle it stops everything, and the same command then goes through."""
+"""`tracegrad demo`, shortened: interrupted in the middle it stops everything; the same command then goes through."""
 
 import json
 import os
