@@ -100,3 +100,11 @@ def test_the_report_states_what_was_measured(tmp_path: Path) -> None:
         "peak_memory_bytes": 3 << 30,
     }
     assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_intervals_are_wilsons() -> None:
+    """Against the textbook's example of Wilson's interval, and at the ends of the scale."""
+    assert report.interval(0.5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    low, high = report.interval(1.0, 120)
+    assert (low, high) == (pytest.approx(0.969, abs=1e-3), 1.0)
+    assert report.interval(0.0, 120)[0] == 0.0

@@ -81,9 +81,18 @@ def answer(client: Client, query: str) -> str:
     return table.decode()
 
 
-def margin(share: float, n: int) -> float:
-    """Half the width of the 95% confidence interval of a share (normal approximation)."""
-    return 1.96 * math.sqrt(share * (1 - share) / n)
+def interval(share: float, n: int) -> tuple[float, float]:
+    """The 95% confidence interval of a share of `n` (Wilson's score interval, sound also at 0 and 1)."""
+    z = 1.96
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def with_interval(share: float, n: int) -> str:
+    """A share and its confidence interval in words."""
+    low, high = interval(share, n)
+    return f"{share:.1%} (95% interval {low:.1%} to {high:.1%})"
 
 
 def write(directory: Path, measured: Measured, rows: list[StepRow], answers: list[str], store: Path) -> Path:
@@ -111,8 +120,8 @@ vLLM, OpenTelemetry, ClickHouse and verl. Its model swapped weights {measured.po
 
 | held-out questions answered right (greedy) | |
 |---|---|
-| before | {before:.1%} ± {margin(before, n):.1%} |
-| after | {after:.1%} ± {margin(after, n):.1%} |
+| before | {with_interval(before, n)} |
+| after | {with_interval(after, n)} |
 | gain | {100 * (after - before):+.1f} points on {n} questions, none of them trained on |
 | time | {measured.seconds / 60:.1f} minutes, warm start included where none was kept |
 | peak memory of all processes | {measured.peak_memory_bytes / 2**30:.1f} GiB |
@@ -157,10 +166,14 @@ def _draw(path: Path, measured: Measured, rows: list[StepRow]) -> None:
     left.set(title="Reward per step", xlabel="step", ylabel="mean reward of its rollouts", ylim=(0, 1))
     left.grid(alpha=0.3)
     shares = [measured.accuracy_before, measured.accuracy_after]
-    errors = [margin(share, measured.n_eval) for share in shares]
+    bounds = [interval(share, measured.n_eval) for share in shares]
+    errors = [
+        [share - low for share, (low, _) in zip(shares, bounds, strict=True)],
+        [high - share for share, (_, high) in zip(shares, bounds, strict=True)],
+    ]
     bars = right.bar(["before", "after"], shares, yerr=errors, capsize=6, color=["#a9a9a9", "#2a6f97"])
     right.bar_label(bars, [f"{share:.0%}" for share in shares], label_type="center", color="white", fontsize=13)
-    right.set(title=f"Held-out accuracy (n = {measured.n_eval})", ylim=(0, 1))
+    right.set(title=f"Held-out accuracy (n = {measured.n_eval})", ylim=(0, 1.05))
     figure.suptitle(f"An untouched agent, trained from its traces (seed {measured.seed})")
     figure.savefig(path, dpi=120)
     plt.close(figure)

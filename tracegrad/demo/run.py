@@ -200,8 +200,8 @@ class _Road:
         with self._console.status(f"{len(held_out)} held-out questions"):
             await self._roll_out(name, held_out, 1, "eval", "0")
         share = await asyncio.to_thread(report.accuracy, self._client, f"{name}-", len(held_out))
-        width = report.margin(share, len(held_out))
-        self._console.print(f"   accuracy {share:.1%} ± {width:.1%} on {len(held_out)} questions, greedy")
+        accuracy = report.with_interval(share, len(held_out))
+        self._console.print(f"   accuracy {accuracy} on {len(held_out)} questions, greedy")
 
     async def _roll_out(
         self, name: str, chosen: list[tasks.Task], n: int, split: str, temperature: str
