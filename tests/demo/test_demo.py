@@ -78,11 +78,11 @@ def test_the_agent_is_the_example() -> None:
 
 
 def test_the_report_states_what_was_measured(tmp_path: Path) -> None:
-    measured = report.Measured(3, 0.25, 0.75, 120, 2, 3, 90.0, 3 << 30)
+    measured = report.Measured(3, 0.25, 1.0, 120, 2, 3, 90.0, 3 << 30)
     rows = [report.StepRow(1, 0.3, 1e-6), report.StepRow(1, 0.0, None), report.StepRow(2, 0.6, 2e-6)]
     path = report.write(tmp_path, measured, rows, ["ONE", "TWO", "THREE"], Path("the/store"))
     text = path.read_text()
-    assert "| gain | +50.0 points on 120 questions" in text
+    assert "| gain | +75.0 points on 120 questions" in text
     assert "| 1 | 0.000 | not compared |" in text
     assert "| peak memory of all processes | 3.0 GiB |" in text
     for question, answer in zip(report.QUESTIONS, ("ONE", "TWO", "THREE"), strict=True):
@@ -92,7 +92,7 @@ def test_the_report_states_what_was_measured(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "report.json").read_text()) == {
         "seed": 3,
         "accuracy_before": 0.25,
-        "accuracy_after": 0.75,
+        "accuracy_after": 1.0,
         "n_eval": 120,
         "policy_versions": 2,
         "steps": 3,

@@ -168,8 +168,8 @@ def _draw(path: Path, measured: Measured, rows: list[StepRow]) -> None:
     shares = [measured.accuracy_before, measured.accuracy_after]
     bounds = [interval(share, measured.n_eval) for share in shares]
     errors = [
-        [share - low for share, (low, _) in zip(shares, bounds, strict=True)],
-        [high - share for share, (_, high) in zip(shares, bounds, strict=True)],
+        [max(0.0, share - low) for share, (low, _) in zip(shares, bounds, strict=True)],
+        [max(0.0, high - share) for share, (_, high) in zip(shares, bounds, strict=True)],
     ]
     bars = right.bar(["before", "after"], shares, yerr=errors, capsize=6, color=["#a9a9a9", "#2a6f97"])
     right.bar_label(bars, [f"{share:.0%}" for share in shares], label_type="center", color="white", fontsize=13)
