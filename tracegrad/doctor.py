@@ -36,18 +36,19 @@ async def examine(settings: Settings) -> list[Finding]:
     policies = await _policies(settings.sidecar_admin_url)
     findings += _engines(policies)
     try:
-        findings += await asyncio.to_thread(_stored, settings.clickhouse, policies)
+        findings += await asyncio.to_thread(_stored, settings, policies)
     except TracegradError as error:
         findings.append(Finding("store (SQL)", "fail", str(error), "start it: `tracegrad collector`"))
     return findings
 
 
-def _stored(url: str, policies: list[dict[str, Any]]) -> list[Finding]:
+def _stored(settings: Settings, policies: list[dict[str, Any]]) -> list[Finding]:
+    url = settings.clickhouse
     client = clickhouse.connect(url)
     try:
         with clickhouse.errors_in_one_line(url):
             answers = Finding("store (SQL)", "ok", f"answers at {clickhouse.shown(url)}")
-            return [answers, *_calls(client), *_rollouts(client), *_staleness(client, policies)]
+            return [answers, *_calls(client, settings.sidecar_url), *_rollouts(client), *_staleness(client, policies)]
     finally:
         client.close()
 
@@ -91,14 +92,14 @@ def _engines(policies: list[dict[str, Any]]) -> Iterator[Finding]:
                 yield Finding(check, "ok", f"serves {policy['name']}@{replica['version']}")
 
 
-def _calls(client: Client) -> Iterator[Finding]:
+def _calls(client: Client, sidecar_url: str) -> Iterator[Finding]:
     calls, exact, with_parent = client.query(_sql("calls")).first_row
     if not calls:
         yield Finding(
             "model calls",
             "warn",
             "none in the last day",
-            "point the agent at the sidecar: OPENAI_BASE_URL=http://127.0.0.1:8088/v1",
+            f"point the agent at the sidecar: OPENAI_BASE_URL={sidecar_url}/v1",
         )
         return
     yield Finding("model calls", "ok", f"{calls} in the last day")

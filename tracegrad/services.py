@@ -168,6 +168,9 @@ class Running:
         self._processes: list[tuple[Service, subprocess.Popen[bytes]]] = []
 
     async def __aenter__(self) -> "Running":
+        ports = [port for service in self._services for port in service.ports]
+        if 0 in ports or len(set(ports)) < len(ports):
+            raise SettingsError(f"every port must be given, and differ from the others: {ports}")
         for service in self._services:
             for port in service.ports:
                 require_free(service.host, port, service.name)
@@ -201,7 +204,10 @@ class Running:
         return self._logs / f"{name}.log"
 
     def _start(self, service: Service) -> None:
-        with self.log_of(service.name).open("wb") as output:
+        log = self.log_of(service.name)
+        if log.exists():
+            log.replace(log.with_suffix(".log.1"))  # what the last one died of stays readable
+        with log.open("wb") as output:
             process = subprocess.Popen(
                 service.argv,
                 env=os.environ | service.environment,

@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -32,6 +33,16 @@ DEFAULT_POLICY = "policy"
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _require_http(url: str, *, password: bool = False) -> None:
+    """Raise ValueError unless `url` is an http(s) address, without a user or password unless these are for us."""
+    parts = urlsplit(url)
+    _ = parts.port  # raises ValueError, whose message says what is wrong
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("not an http:// address")
+    if "@" in parts.netloc and not password:
+        raise ValueError("an address here may not hold a password, since addresses are shown: use api_key of [[model]]")
 
 
 class CollectorSettings(_Section):
@@ -72,6 +83,13 @@ class ModelRoute(_Section):
     policy: str | None = None
     api_key: SecretStr | None = None
 
+    @field_validator("upstream")
+    @classmethod
+    def _are_http(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        for url in (value,) if isinstance(value, str) else value:
+            _require_http(url)
+        return value
+
     @property
     def upstreams(self) -> tuple[str, ...]:
         """The replicas' base URLs, without a trailing slash or `/v1`."""
@@ -103,11 +121,9 @@ class Settings(_Section):
 
     @field_validator(*_ADDRESSES)
     @classmethod
-    def _is_http(cls, value: str) -> str:
-        parts = urlsplit(value)
-        _ = parts.port  # raises ValueError, whose message says what is wrong
-        if value and (parts.scheme not in {"http", "https"} or not parts.hostname):
-            raise ValueError("not an http:// address")
+    def _is_http(cls, value: str, info: ValidationInfo) -> str:
+        if value:
+            _require_http(value, password=info.field_name == "clickhouse")
         return value.rstrip("/")
 
     @model_validator(mode="after")
@@ -125,6 +141,10 @@ class Settings(_Section):
         """The configured routes, or one that takes every model to the engine of `[vllm]` as the policy `policy`."""
         engine = f"http://{self.vllm.host}:{self.vllm.port}"
         return self.model or (ModelRoute(name="*", upstream=engine, policy=DEFAULT_POLICY),)
+
+    def with_address(self, name: str, url: str) -> "Settings":
+        """A copy with another address, as given on a command line."""
+        return _validate(self.model_dump(exclude_unset=True) | {name: url}, "the command line")
 
     def with_values(self, section: str, **values: Any) -> "Settings":
         """A copy where `section` has `values`, as given on a command line; None leaves a value as it is."""
@@ -148,7 +168,7 @@ def load(file: Path | None = None, environ: Mapping[str, str] = os.environ) -> S
         except OSError as error:
             raise SettingsError(f"{source} cannot be read: {error.strerror}") from error
     _overlay_environment(values, environ)
-    return _validate(values, str(source) if source.exists() else "the environment")
+    return _validate(values, f"{source} or TRACEGRAD_* variables" if source.exists() else "TRACEGRAD_* variables")
 
 
 def _overlay_environment(values: dict[str, Any], environ: Mapping[str, str]) -> None:
@@ -158,12 +178,21 @@ def _overlay_environment(values: dict[str, Any], environ: Mapping[str, str]) -> 
             for inner, inner_field in type(default).model_fields.items():
                 text = environ.get(f"TRACEGRAD_{name}_{inner}".upper())
                 if text is not None:
-                    several = isinstance(inner_field.default, tuple)
-                    values.setdefault(name, {})[inner] = tuple(shlex.split(text)) if several else text
+                    section = values.setdefault(name, {})
+                    if not isinstance(section, dict):
+                        raise SettingsError(f"bad setting {name}: it is a section, [{name}]")
+                    section[inner] = _words(text) if isinstance(inner_field.default, tuple) else text
         elif isinstance(default, str):
             text = environ.get(f"TRACEGRAD_{name}".upper())
             if text is not None:
                 values[name] = text
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise SettingsError(f"bad setting {text!r}: {error}") from error
 
 
 def _validate(values: dict[str, Any], source: str) -> Settings:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tracegrad.errors import SettingsError
+from tracegrad.settings import Settings
 from trainer.duration import duration_s
 from trainer.since import parse_since
 
@@ -103,7 +104,10 @@ class EngineConfig(_Section):
 
 
 class PublishConfig(_Section):
-    """`[publish]`: the sidecar whose engines get the new weights, and the directory they are handed over in."""
+    """`[publish]`: the sidecar's admin address, and the directory in which its engines get the new weights.
+
+    Where they are not given they follow from the settings: `sidecar_admin_url` and `[sidecar] weights`.
+    """
 
     sidecar: str = "http://127.0.0.1:8089"
     weights: Path = Path(".tracegrad/weights")
@@ -119,6 +123,12 @@ class TrainConfig(_Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     engine: EngineConfig
     publish: PublishConfig = PublishConfig()
+
+    def completed(self, settings: Settings) -> "TrainConfig":
+        """This job, publishing where `settings` say, in so far as the job's own file does not."""
+        follows: dict[str, str | Path] = {"sidecar": settings.sidecar_admin_url, "weights": settings.sidecar.weights}
+        given = self.publish.model_dump(include=self.publish.model_fields_set)
+        return self.model_copy(update={"publish": PublishConfig(**(follows | given))})
 
 
 def load(file: Path) -> TrainConfig:

@@ -130,8 +130,6 @@ epochs = 2
 [engine]
 model = "{road.model}"
 lr = 1e-3
-[publish]
-sidecar = "{road.url("admin_port")}"
 """
     )
     return file

@@ -107,6 +107,14 @@ def test_services_stop_when_their_parent_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: not listens(port))
 
 
+async def test_ports_must_be_given_and_differ(tmp_path: Path) -> None:
+    port = free_port()
+    same = [service("collector", port=port), service("sidecar", port=port)]
+    with pytest.raises(SettingsError, match="every port must be given, and differ"):
+        async with services.Running(same, tmp_path, lambda _: None):
+            pass
+
+
 def test_an_engine_without_a_model_is_said(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no model at"):
         services.services(Settings(), None, services.Engine(tmp_path))

@@ -94,3 +94,24 @@ def test_a_directory_as_file_is_said(tmp_path: Path) -> None:
 def test_engine_arguments_from_the_environment() -> None:
     chosen = settings.load(environ={"TRACEGRAD_VLLM_ARGS": "--dtype float32 --seed 1"})
     assert chosen.vllm.args == ("--dtype", "float32", "--seed", "1")
+
+
+def test_an_upstream_is_an_address_without_a_password(tmp_path: Path) -> None:
+    file = tmp_path / "tracegrad.toml"
+    for upstream in ("nonsense", "http://h:bad", "http://user:s3cret@h:1"):
+        file.write_text(f'[[model]]\nname = "m"\nupstream = "{upstream}"\n')
+        with pytest.raises(SettingsError, match=r"model\.0\.upstream") as caught:
+            settings.load(file, {})
+        assert "s3cret" not in str(caught.value)
+    assert settings.load(environ={"TRACEGRAD_CLICKHOUSE": "http://bob:pw@h:1"}).clickhouse == "http://bob:pw@h:1"
+    with pytest.raises(SettingsError, match="bad setting otlp"):
+        settings.load(environ={"TRACEGRAD_OTLP": "http://bob:pw@h:1"})
+
+
+def test_nonsense_around_sections_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "tracegrad.toml"
+    file.write_text("sidecar = 3\n")
+    with pytest.raises(SettingsError, match="it is a section"):
+        settings.load(file, {"TRACEGRAD_SIDECAR_PORT": "1"})
+    with pytest.raises(SettingsError, match="No closing quotation"):
+        settings.load(environ={"TRACEGRAD_VLLM_ARGS": '"unclosed'})

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tracegrad.errors import SettingsError
+from tracegrad.settings import Settings
 from trainer import config
 from trainer.config import RESERVED, DataConfig
 
@@ -72,3 +73,14 @@ def test_durations() -> None:
     for text in ("10", "s", "-1s", "1 s", "9" * 400 + "s"):
         with pytest.raises(SettingsError, match=r"data\.settle"):
             DataConfig(settle=text)
+
+
+def test_where_to_publish_follows_the_settings_unless_given(tmp_path: Path) -> None:
+    file = tmp_path / "train.toml"
+    chosen = Settings.model_validate({"sidecar": {"admin_port": 9001, "weights": "w"}})
+    file.write_text('[engine]\nmodel = "m"\n[publish]\nkeep_versions = 7\n')
+    publish = config.load(file).completed(chosen).publish
+    assert (publish.sidecar, publish.weights, publish.keep_versions) == ("http://127.0.0.1:9001", Path("w"), 7)
+    file.write_text('[engine]\nmodel = "m"\n[publish]\nsidecar = "http://s:1"\nweights = "given"\n')
+    publish = config.load(file).completed(chosen).publish
+    assert (publish.sidecar, publish.weights) == ("http://s:1", Path("given"))

@@ -21,7 +21,7 @@ def command(
     tasks: Annotated[Path, typer.Option(help="The task file of the rollouts.", metavar="FILE")],
     grader: Annotated[Literal["exact", "numeric"], typer.Option(help="How answers are compared.")] = "numeric",
     answer_field: Annotated[str, typer.Option(help="The task's field that holds the right answer.")] = "answer",
-    name: Annotated[str, typer.Option(help="What the reward is called.")] = "reward",
+    name: Annotated[str, typer.Option(help="What the reward is called; rewards of several names add up.")] = "reward",
     rollout: Annotated[str | None, typer.Option(metavar="ID", help="Only this rollout.")] = None,
     again: Annotated[
         bool, typer.Option("--all", help="Grade again what has such a reward; the newest counts.")

@@ -46,7 +46,7 @@ def command(
     """Run an agent over a task set, each run its own trace with a root span."""
     chosen = settings.load(config)
     if sidecar is not None:
-        chosen = chosen.model_copy(update={"sidecar_url": sidecar})
+        chosen = chosen.with_address("sidecar_url", sidecar)
     variables = dict(_variable(text) for text in env or [])
     from tracegrad.rollout import read_tasks, run_rollouts
 

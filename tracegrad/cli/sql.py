@@ -27,7 +27,7 @@ def command(
 ) -> None:
     """Ask the store anything. The database is `otel`; a FORMAT clause in the query wins."""
     url = settings.load(config).clickhouse
-    text = sys.stdin.read() if query == "-" else query
+    text = sys.stdin.buffer.read() if query == "-" else query.encode()
     default = output_format or ("JSONEachRow" if as_json else "PrettyCompactMonoBlock")
     colors = not as_json and sys.stdout.isatty() and "NO_COLOR" not in os.environ
     with _ask(url, text, {"default_format": default, "output_format_pretty_color": str(int(colors))}) as answer:
@@ -39,12 +39,12 @@ def command(
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _ask(url: str, query: str, parameters: dict[str, str]) -> HTTPResponse:
+def _ask(url: str, query: bytes, parameters: dict[str, str]) -> HTTPResponse:
     """The running answer of ClickHouse's HTTP interface, which chooses formats better than a driver would."""
     parts = urlsplit(url)
     bare = parts._replace(netloc=parts.netloc.rpartition("@")[2], path=parts.path or "/")
     target = bare._replace(query=urlencode({"database": "otel"} | parameters)).geturl()
-    request = urllib.request.Request(target, query.encode())  # noqa: S310 - the settings hold only http addresses
+    request = urllib.request.Request(target, query)  # noqa: S310 - the settings hold only http addresses
     if parts.username:
         request.add_header("X-ClickHouse-User", unquote(parts.username))
         request.add_header("X-ClickHouse-Key", unquote(parts.password or ""))

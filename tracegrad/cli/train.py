@@ -38,7 +38,7 @@ def command(
     from trainer import config as train_config
     from trainer import run
 
-    job_config = train_config.load(job_file)
+    job_config = train_config.load(job_file).completed(chosen)
     out = sys.stdout
     # Libraries below print; standard output is for our lines only.
     with (

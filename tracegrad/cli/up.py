@@ -51,6 +51,8 @@ async def _serve(chosen: settings.Settings, processes: list[services.Service], l
         typer.echo(
             f"ask it anything:  tracegrad sql 'SHOW TABLES'   (ClickHouse over HTTP: {shown(chosen.clickhouse)})"
         )
-        typer.echo(f"run your agent:   OPENAI_BASE_URL={sidecar} opentelemetry-instrument python my_agent.py")
+        elsewhere = f"OTEL_EXPORTER_OTLP_ENDPOINT={chosen.otlp} " if chosen.otlp != settings.Settings().otlp else ""
+        run = f"OPENAI_BASE_URL={sidecar} {elsewhere}opentelemetry-instrument python my_agent.py"
+        typer.echo(f"run your agent:   {run}")
         typer.echo("stop with Ctrl-C")
         await running.watch()

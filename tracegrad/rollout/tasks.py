@@ -46,7 +46,7 @@ def read_tasks(file: Path) -> list[Task]:
 def _parse(line: bytes, where: str, number: int) -> Task:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON ({error}): give one JSON object a line") from error
     if not isinstance(row, dict):
         raise InputError(f"{where}: a JSON {type(row).__name__}, not an object: give one JSON object a line")
