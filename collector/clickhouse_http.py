@@ -118,9 +118,11 @@ class ClickHouseHttp:
         future = self._threads.submit(self._execute, statement, readonly, tag)
         self._running[tag] = future
         future.add_done_callback(lambda _: self._running.pop(tag))
+        answer = asyncio.wrap_future(future)
         try:
-            return await asyncio.shield(asyncio.wrap_future(future))
+            return await asyncio.shield(answer)
         except asyncio.CancelledError:
+            answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody else will look
             if statement.reads:
                 task = asyncio.create_task(self._kill(tag, future))
                 self._killing.add(task)

@@ -92,6 +92,8 @@ async def _deliver(
         if changed := not hidden.nothing:
             hide(answer, hidden)
             body = orjson.dumps(answer)
+    else:
+        call.fail("invalid_answer", f"the answer of upstream at {replica.url} is not a JSON object")
     headers = response_headers(upstream.headers, changed=changed)
     return web.Response(status=upstream.status, reason=upstream.reason, body=body, headers=headers)
 

@@ -49,6 +49,16 @@ async def test_errors_of_the_upstream_pass_through(harness: Harness, fake: FakeV
     assert spans[0].message == "max_tokens is too large"
 
 
+@pytest.mark.parametrize("garbage", [b"", b"{", b"[1]"])
+async def test_an_answer_that_is_no_json_object_passes_through_and_is_an_error(
+    harness: Harness, fake: FakeVllm, garbage: bytes
+) -> None:
+    fake.garbage = garbage
+    answer = await harness.chat({})
+    assert (answer.status, await answer.read()) == (200, garbage)
+    assert reason(await harness.receiver.one()) == ("invalid_answer", "error", 2)
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b'{"model": "\xff"}', b'{"model": "\\ud800"}'])
 async def test_a_body_that_is_no_json_object_is_a_400(harness: Harness, fake: FakeVllm, body: bytes) -> None:
     answer = await harness.session.post(f"{harness.url}/v1/chat/completions", data=body)

@@ -47,6 +47,8 @@ class FakeVllm:
     die_after: int | None = None
     """Close the connection after this many stream events (0 also: before a whole answer)."""
     error: tuple[int, str] | None = None
+    garbage: bytes | None = None
+    """Answer 200 with these bytes."""
     stream_error: str | None = None
     drop_token: bool = False
     """Lose the ids of one token, as older vLLM does when a tool parser holds text back."""
@@ -127,6 +129,8 @@ class FakeVllm:
             status, message = self.error
             error = {"message": message, "type": "BadRequestError", "code": status}
             return web.json_response({"error": error}, status=status)
+        if self.garbage is not None:
+            return web.Response(body=self.garbage, content_type="application/json")
         try:
             await self._wait(0)
             return await (self._stream(request, body) if body.get("stream") else self._whole(request, body))

@@ -42,6 +42,8 @@ def main() -> None:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
     )
+    for library in ("urllib3", "clickhouse_connect", "matplotlib"):
+        logging.getLogger(library).setLevel(logging.ERROR)  # what matters of theirs, our own errors say in one line
     try:
         app()
     except TracegradError as error:

@@ -43,7 +43,10 @@ def command(
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Run an agent over a task set, each run its own trace with a root span."""
+    """Run an agent over a task set, each run its own trace with a root span.
+
+    Runs that fail or time out are results, too: the status is 0 when every run's end is stored.
+    """
     chosen = settings.load(config)
     if sidecar is not None:
         chosen = chosen.with_address("sidecar_url", sidecar)
