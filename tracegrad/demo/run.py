@@ -39,16 +39,23 @@ async def run(plan: Plan, base: settings.Settings, console: Console) -> report.M
         console.rule("[bold]2. collector, vLLM and sidecar")
         config, chosen = _settings(plan, base, console)
         processes = services.services(chosen, config, plan.engine)
-        async with services.Running(processes, plan.run / "logs", lambda line: console.print(f"   {line}")) as running:
+
+        def say(line: str) -> None:
+            console.print(f"   {line}", markup=False)  # log lines hold brackets that are no markup
+
+        async with services.Running(processes, plan.run / "logs", say) as running:
             road = _Road(plan, config, chosen, console)
             watching = asyncio.create_task(running.watch())
             working = asyncio.create_task(road.travel(held_out, questions))
-            await asyncio.wait({watching, working}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (watching, working):
-                if task.done():
-                    task.result()
-                task.cancel()
-            await asyncio.gather(watching, working, return_exceptions=True)
+            try:
+                done, _ = await asyncio.wait({watching, working}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                # Agents and trainer end before the services that they talk to.
+                watching.cancel()
+                working.cancel()
+                await asyncio.gather(watching, working, return_exceptions=True)
+            for task in done:
+                task.result()
             console.rule("[bold]7. report")
             measured = road.measure(time.monotonic() - started, peak.bytes)
     return measured
