@@ -5,7 +5,6 @@ on. Whatever fails, the engine is resumed. What the engine runs after a failed l
 """
 
 import asyncio
-import hashlib
 import hmac
 import logging
 import time
@@ -17,6 +16,7 @@ import aiohttp
 from sidecar import engine
 from sidecar.engine import EngineError
 from sidecar.policy import Policy, Replica
+from sidecar.weight_file import sha256_of
 from tracegrad.errors import InputError, TracegradError
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Publisher:
                 f"version {version} of policy {policy.name!r} was published with sha256 {known}: use a new version"
             )
         file = confine(path, self.weights_root)
-        found = await asyncio.to_thread(_sha256, file)
+        found = await asyncio.to_thread(sha256_of, file)
         if not hmac.compare_digest(found, sha256):
             raise ConflictError(f"{file.name} of version {version} has sha256 {found}, not {sha256}: write it again")
         return Weights(version, file, self.weights_root.resolve(), sha256)
@@ -164,8 +164,3 @@ def confine(path: str, root: Path) -> Path:
     if not usable:
         raise InputError(f"weights must be a .safetensors file or a directory with {WEIGHTS_FILE}: {path!r} is neither")
     return file
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

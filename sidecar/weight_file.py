@@ -38,10 +38,15 @@ def resolve_under(root: Path, path: str) -> Path:
     return file
 
 
+def sha256_of(file: Path) -> str:
+    """The digest of the whole file, in lower-case hex."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
 def check_sha256(file: Path, expected: str) -> None:
     """Read the whole file and compare its digest."""
-    with file.open("rb") as content:
-        found = hashlib.file_digest(content, "sha256").hexdigest()
+    found = sha256_of(file)
     if not hmac.compare_digest(found, expected.lower()):
         raise InputError(f"{file} has sha256 {found}, not {expected}: write it again")
 
