@@ -1,6 +1,6 @@
 """One model call, from the request's arrival to its end, and the spans that tell of it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import orjson
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from sidecar.chat_answer import Answer, Choice, inexact_reason, mapping, text
+from sidecar.chat_answer import Answer, Choice, Numbers, inexact_reason, mapping, text
 from sidecar.identity import Identity
 from sidecar.messages import input_messages, output_messages, tool_definitions
 from sidecar.policy import Replica, Stamp
@@ -44,7 +44,16 @@ class Call:
     operation: str = "chat"
     provider: str | None = None
     """Whose API it is, in OpenTelemetry's words; None while no route is chosen."""
-    body: Mapping[str, Any] = field(default_factory=dict)
+    tenant: str = ""
+    agent: str | None = None
+    """Who calls, by the `x-tracegrad-agent` header."""
+    prompt: tuple[str, int] | None = None
+    """Name and version of the system prompt that replaced the agent's own."""
+    body: dict[str, Any] = field(default_factory=dict)
+    chat: Callable[[dict[str, Any]], Mapping[str, Any]] = dict
+    """Gives the body in chat completions' names."""
+    pins: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling settings that were set whatever the client asked for."""
     policy: str | None = None
     replica: Replica | None = None
     """The engine that serves a policy's call."""
@@ -140,9 +149,9 @@ def _choice_values(call: Call, choice: Choice | None) -> dict[str, Value]:
     }
     if choice is not None:
         values[names.CHOICE_INDEX] = choice.index if call.policy else None
-        values[names.PROMPT_TOKEN_IDS] = _json(call.answer.prompt_token_ids)
-        values[names.RESPONSE_TOKEN_IDS] = _json(choice.token_ids)
-        values[names.RESPONSE_LOGPROBS] = _json(choice.logprobs)
+        values[names.PROMPT_TOKEN_IDS] = _text(call.answer.prompt_token_ids)
+        values[names.RESPONSE_TOKEN_IDS] = _text(choice.token_ids)
+        values[names.RESPONSE_LOGPROBS] = _text(choice.logprobs)
     return values
 
 
@@ -156,7 +165,7 @@ def _identity_values(identity: Identity) -> dict[str, Value]:
 
 
 def _call_values(call: Call) -> dict[str, Value]:
-    body, answer = call.body, call.answer
+    body, answer = {**call.chat(call.body), **call.pins}, call.answer
     where = urlsplit(call.upstream or "")
     finished = [choice.finish_reason for choice in answer.choices if choice.finish_reason]
     return {
@@ -164,7 +173,11 @@ def _call_values(call: Call) -> dict[str, Value]:
         names.OPERATION_NAME: call.operation,
         names.PROVIDER_NAME: call.provider,
         names.REQUEST_MODEL: call.model or None,
-        names.CONVERSATION_ID: _conversation(body),
+        names.CONVERSATION_ID: _conversation(call.body),
+        names.AGENT_NAME: call.agent,
+        names.TENANT: call.tenant or None,
+        names.PROMPT_NAME: call.prompt[0] if call.prompt else None,
+        names.PROMPT_VERSION: call.prompt[1] if call.prompt else None,
         **_request_values(body),
         names.SAMPLING: sampling(body),
         names.INPUT_MESSAGES: input_messages(body["messages"]) if "messages" in body else None,
@@ -219,8 +232,8 @@ def _max_tokens(body: Mapping[str, Any]) -> Any:
     return body.get("max_tokens") if given is None else given
 
 
-def _json(values: Any) -> str | None:
-    return None if values is None else orjson.dumps(values).decode()
+def _text(numbers: Numbers | None) -> str | None:
+    return None if numbers is None else numbers.text
 
 
 def _float(value: Any) -> float | None:

@@ -1,32 +1,52 @@
 """What an engine answered to a chat completion, and the gate: is every sampled token proved exact?"""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import orjson
 
 ABORTED = "aborted"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A list of numbers as compact JSON text, which is what spans carry and what came over the wire."""
+
+    text: str
+    count: int
+
+    @staticmethod
+    def of(values: list[int] | list[float]) -> "Numbers":
+        """The text of a list."""
+        return Numbers(orjson.dumps(values).decode(), len(values))
+
+    @property
+    def values(self) -> list[Any]:
+        """The numbers."""
+        found: list[Any] = orjson.loads(self.text)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
-    """One sampled answer. `token_ids` and `logprobs` None: the engine did not send them."""
+    """One sampled answer. `token_ids` and `logprobs` None: the engine did not send them, or not as numbers."""
 
     index: int
     message: Mapping[str, Any]
     finish_reason: str | None
-    token_ids: Sequence[int] | None
-    logprobs: Sequence[float] | None
+    token_ids: Numbers | None = None
+    logprobs: Numbers | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A whole answer, out of one JSON body or out of the chunks of a stream."""
 
     id: str | None = None
     model: str | None = None
     choices: tuple[Choice, ...] = ()
-    prompt_token_ids: Sequence[int] | None = None
+    prompt_token_ids: Numbers | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
@@ -66,30 +86,37 @@ def inexact_reason(answer: Answer, choice: Choice) -> str | None:
         return ABORTED
     if choice.finish_reason == "error":
         return "error"
-    if not answer.prompt_token_ids or not choice.token_ids:
+    prompt, sampled = answer.prompt_token_ids, choice.token_ids
+    if prompt is None or not prompt.count or sampled is None or not sampled.count:
         return "no_token_ids"
-    sampled = sum(len(one.token_ids or ()) for one in answer.choices)
-    if sampled != answer.completion_tokens or len(answer.prompt_token_ids) != answer.prompt_tokens:
+    total = sum(one.token_ids.count for one in answer.choices if one.token_ids is not None)
+    if total != answer.completion_tokens or prompt.count != answer.prompt_tokens:
         return "incomplete_token_ids"
-    if choice.logprobs is None or len(choice.logprobs) != len(choice.token_ids):
+    if choice.logprobs is None or choice.logprobs.count != sampled.count:
         return "no_logprobs"
-    return None if all(map(math.isfinite, choice.logprobs)) else "no_logprobs"
+    return None
 
 
-def logprobs(value: Any) -> list[float] | None:
-    """The sampled tokens' log-probs of a choice's `logprobs`; one that is not a number becomes NaN."""
+def logprobs(value: Any) -> Numbers | None:
+    """The sampled tokens' log-probs of a choice's `logprobs`; None where one is not a number."""
     content = value.get("content") if isinstance(value, dict) else None
     if not isinstance(content, list):
         return None
     found: list[Any] = [entry.get("logprob") if isinstance(entry, dict) else None for entry in content]
-    if set(map(type, found)) <= {float}:
-        return found
-    return [float(one) if isinstance(one, int | float) else math.nan for one in found]
+    return finite(found)
 
 
-def token_ids(value: Any) -> list[int] | None:
+def finite(values: Any) -> Numbers | None:
+    """A list of finite numbers; None for anything else."""
+    if not isinstance(values, list) or not set(map(type, values)) <= {float, int}:
+        return None
+    text = orjson.dumps(values).decode()
+    return None if "null" in text else Numbers(text, len(values))  # orjson writes NaN and infinities as null
+
+
+def token_ids(value: Any) -> Numbers | None:
     """A list of token ids; None for anything else."""
-    return value if isinstance(value, list) and set(map(type, value)) <= {int} else None
+    return Numbers.of(value) if isinstance(value, list) and set(map(type, value)) <= {int} else None
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

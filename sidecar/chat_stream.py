@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from sidecar.chat_answer import Answer, Choice, count, logprobs, mapping, objects, text, token_ids
+from sidecar.chat_answer import Answer, Choice, Numbers, count, finite, mapping, objects, text, token_ids
 from sidecar.chat_request import Hidden
 from sidecar.sse import DONE, Event
 
@@ -28,15 +28,15 @@ class _PartialChoice:
         self.tool_calls: dict[int, Json] = {}
         self.finish_reason: str | None = None
         self.token_ids: list[int] | None = None
-        self.logprobs: list[float] | None = None
+        self.logprobs: list[Any] | None = None
 
     def add(self, choice: Json) -> None:
         if reason := choice.get("finish_reason"):
             self.finish_reason = text(reason)
-        if (ids := token_ids(choice.get("token_ids"))) is not None:
+        if isinstance(ids := choice.get("token_ids"), list):
             self.token_ids = _extended(self.token_ids, ids)
-        if (values := logprobs(choice.get("logprobs"))) is not None:
-            self.logprobs = _extended(self.logprobs, values)
+        if isinstance(entries := mapping(choice.get("logprobs")).get("content"), list):
+            self.logprobs = _extended(self.logprobs, [mapping(entry).get("logprob") for entry in entries])
         for name, part in mapping(choice.get("delta")).items():
             if name == "tool_calls":
                 for call in objects(part):
@@ -67,7 +67,7 @@ class _PartialChoice:
                 }
                 for _, call in sorted(self.tool_calls.items())
             ]
-        return Choice(index, message, self.finish_reason, self.token_ids, self.logprobs)
+        return Choice(index, message, self.finish_reason, token_ids(self.token_ids), finite(self.logprobs))
 
 
 class ChatStream:
@@ -83,7 +83,7 @@ class ChatStream:
         self._held: list[Json] = []
         self._id: str | None = None
         self._model: str | None = None
-        self._prompt_token_ids: list[int] | None = None
+        self._prompt_token_ids: Numbers | None = None
         self._usage: Json = {}
         self._choices: dict[int, _PartialChoice] = {}
 

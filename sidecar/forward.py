@@ -1,5 +1,6 @@
 """HTTP plumbing between a client's request and an upstream: headers, addresses, the client session."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,13 +25,21 @@ KEEPALIVE_S = 2.0
 """Shorter than the 5 s after which vLLM closes an idle connection, so that no request is sent into a closed one."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Inbound:
     """A model call as it came in. `path`: raw, with its query, without the rollout's prefix."""
 
     request: web.Request
     path: str
-    raw: bytes
+    raw: bytes = b""
+    """The body, as the client sent it or with the prompt that replaced its own."""
+    limit_s: float | None = None
+    deadline: asyncio.Timeout | None = None
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the time for the call is over."""
+        return self.deadline is not None and self.deadline.expired()
 
 
 def client_session() -> aiohttp.ClientSession:

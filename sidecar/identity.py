@@ -29,6 +29,8 @@ class Identity:
     """The rollout a call belongs to and the place of its span in the trace."""
 
     rollout_id: str
+    named: str | None
+    """The same where the caller named it; None where it is only the trace's id."""
     attempt: int
     task_id: str | None
     retry_count: int
@@ -52,11 +54,12 @@ def identify(target: Target, headers: Mapping[str, str]) -> Identity:
     caller = parse_traceparent(headers.get("traceparent"))
     baggage = parse_baggage(headers.get("baggage"))
     context = SpanContext.new(caller.trace_id if caller else None)
-    named = (target.rollout_id, headers.get(names.HEADER_ROLLOUT_ID), baggage.get(names.BAGGAGE_ROLLOUT_ID))
-    rollout_id = next((one for one in named if one and _ID.fullmatch(one)), context.trace_id.hex())
+    given = (target.rollout_id, headers.get(names.HEADER_ROLLOUT_ID), baggage.get(names.BAGGAGE_ROLLOUT_ID))
+    named = next((one for one in given if one and _ID.fullmatch(one)), None)
     retries = headers.get("x-stainless-retry-count", "")
     return Identity(
-        rollout_id=rollout_id,
+        rollout_id=named or context.trace_id.hex(),
+        named=named,
         attempt=target.attempt,
         task_id=baggage.get(names.BAGGAGE_TASK_ID),
         retry_count=int(retries) if re.fullmatch("[0-9]{1,6}", retries) else 0,

@@ -12,8 +12,7 @@ from aiohttp import hdrs, web
 
 from sidecar.call import PASSTHROUGH, Call
 from sidecar.capture import DIED, UPSTREAM_FAILURES, error_message, unreachable
-from sidecar.chat_answer import read_answer
-from sidecar.chat_stream import ChatStream
+from sidecar.dialect import Dialect, Refusal
 from sidecar.forward import (
     Inbound,
     identity_headers,
@@ -31,7 +30,7 @@ _turn = itertools.count()
 
 
 async def recorded_call(
-    session: aiohttp.ClientSession, inbound: Inbound, call: Call, route: Route
+    session: aiohttp.ClientSession, inbound: Inbound, call: Call, route: Route, dialect: Dialect
 ) -> web.StreamResponse:
     """Forward a model call and note what it says of itself; it never trains."""
     call.untrainable = PASSTHROUGH
@@ -47,13 +46,15 @@ async def recorded_call(
         except (aiohttp.ClientError, OSError) as error:
             call.status = 502
             call.fail(DIED, f"upstream at {url} closed the connection before it answered: {error}")
-            return openai_error(502, call.error_message, code=DIED)
+            return dialect.error(Refusal(502, call.error_message, DIED))
         async with upstream:
-            return await _deliver_recorded(inbound.request, call, upstream)
-    return unreachable(call, ", ".join(route.upstreams))
+            return await _deliver_recorded(inbound.request, call, upstream, dialect)
+    return unreachable(dialect, call, ", ".join(route.upstreams))
 
 
-async def _deliver_recorded(request: web.Request, call: Call, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+async def _deliver_recorded(
+    request: web.Request, call: Call, upstream: aiohttp.ClientResponse, dialect: Dialect
+) -> web.StreamResponse:
     call.status = upstream.status
     copy: list[bytes] = []
     headers = response_headers(upstream.headers, changed=False)
@@ -64,24 +65,25 @@ async def _deliver_recorded(request: web.Request, call: Call, upstream: aiohttp.
             call.fail(DIED, f"upstream at {call.upstream} died in the middle of its answer")
         return response
     finally:
-        _note_answer(call, b"".join(copy), upstream)
+        _note_answer(call, b"".join(copy), upstream, dialect)
 
 
-def _note_answer(call: Call, content: bytes, upstream: aiohttp.ClientResponse) -> None:
+def _note_answer(call: Call, content: bytes, upstream: aiohttp.ClientResponse, dialect: Dialect) -> None:
     if upstream.content_type == "text/event-stream":
-        stream = ChatStream(None)
+        stream = dialect.reader()
         for event in EventReader().feed(content):
-            stream.pass_on(event)
+            stream.read(event)
         call.answer, call.delivered = stream.answer(), stream.done
+        return
+    if upstream.status >= 400:
+        call.fail(str(upstream.status), error_message(content, upstream))
         return
     try:
         answer = orjson.loads(content)
     except orjson.JSONDecodeError:
-        answer = None
-    if upstream.status >= 400:
-        call.fail(str(upstream.status), error_message(answer, upstream))
-    elif isinstance(answer, dict):
-        call.answer = read_answer(answer)
+        return  # an answer of a provider, in whatever form it likes
+    if isinstance(answer, dict):
+        call.answer = dialect.read(answer)
 
 
 async def forward(session: aiohttp.ClientSession, request: web.Request, route: Route, path: str) -> web.StreamResponse:

@@ -186,7 +186,7 @@ class Policy:
         versions = {replica.version for replica in self.replicas}
         return versions.pop() if len(versions) == 1 else None
 
-    async def choose(self, tried: Collection[Replica]) -> Replica | None:
+    async def choose(self, tried: Collection[Replica], rollout_id: str | None = None) -> Replica | None:
         """The least busy replica that takes new calls, waiting for one; None when all were tried."""
         while left := [replica for replica in self.replicas if replica not in tried]:
             if ready := [replica for replica in left if replica.is_open]:

@@ -10,46 +10,47 @@ import orjson
 from aiohttp import web
 
 from sidecar.call import DISCONNECTED, Call
-from sidecar.capture import captured_chat
-from sidecar.chat_answer import ABORTED
+from sidecar.capture import TIMEOUT, Capture, captured_call
+from sidecar.chat import CHAT, ChatDialect
+from sidecar.chat_answer import ABORTED, text
+from sidecar.dialect import Caller, Dialect, Refusal
+from sidecar.dialects import DIALECTS
 from sidecar.engine import CONTROL_PATHS
+from sidecar.facts import Facts
 from sidecar.forward import Inbound, identity_headers
+from sidecar.gate import Gate
 from sidecar.identity import Target, identify, split_target
 from sidecar.models import list_models, show_model, unknown_model
 from sidecar.openai_error import openai_error
 from sidecar.passthrough import forward, recorded_call
+from sidecar.prompts import Prompts
 from sidecar.recorder import Recorder
 from sidecar.routes import Routes
-
-MAX_BODY_BYTES = 64 << 20
-CHAT = "/v1/chat/completions"
-OPERATIONS = {
-    CHAT: ("chat", "openai"),
-    "/v1/completions": ("text_completion", "openai"),
-    "/v1/embeddings": ("embeddings", "openai"),
-    "/v1/messages": ("chat", "anthropic"),
-    "/v1/responses": ("chat", "openai"),
-}
-"""Paths that are model calls, and what OpenTelemetry calls the operation and the provider whose API it is."""
+from tracegrad import names
 
 POLICY_PROVIDER = "vllm"
 
 _MODEL_PATH = re.compile(r"/v1/models/([^?]+)")
+_FALLBACK = ChatDialect()
 
 
 class Proxy:
-    """Handles every request of the agents' port."""
+    """Handles every request of the agents' port. `routes` and `gate` may be replaced while it serves."""
 
-    def __init__(self, routes: Routes, session: aiohttp.ClientSession, recorder: Recorder) -> None:
+    def __init__(
+        self, routes: Routes, session: aiohttp.ClientSession, recorder: Recorder, *, gate: Gate, prompts: Prompts
+    ) -> None:
         self.stopping = False
         """Calls cut off from now on were cut off by us, not by their client."""
-        self._routes = routes
+        self.routes = routes
+        self.gate = gate
         self._session = session
         self._recorder = recorder
+        self._prompts = prompts
 
     def application(self) -> web.Application:
         """The aiohttp application: one handler for all paths."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app = web.Application(client_max_size=self.gate.max_body_bytes)
         app.router.add_route("*", "/{path:.*}", self.handle)
         return app
 
@@ -59,31 +60,49 @@ class Proxy:
         if target is None or not target.path.startswith("/"):
             return openai_error(400, "the rollout id in the path must be printable ASCII without spaces")
         path = target.path.partition("?")[0]
-        if request.method == "POST" and path in OPERATIONS:
-            return await self._model_call(request, target, path)
+        dialect = DIALECTS.get(path) if request.method == "POST" else None
+        try:
+            caller = self.gate.caller(request.headers)
+            with self.gate.slot():
+                if dialect is not None:
+                    return await self._model_call(request, target, dialect, caller)
+                return await self._other(request, target, path)
+        except Refusal as refusal:
+            return (dialect or _FALLBACK).error(refusal)
+
+    async def _other(self, request: web.Request, target: Target, path: str) -> web.StreamResponse:
         if request.method == "GET" and path == "/v1/models":
-            return await list_models(self._session, self._routes, request)
+            return await list_models(self._session, self.routes, request)
         if request.method == "GET" and (model := _MODEL_PATH.fullmatch(path)):
-            return await show_model(self._session, self._routes, request, unquote(model[1]))
-        route = self._routes.default
+            return await show_model(self._session, self.routes, request, unquote(model[1]))
+        route = self.routes.default
         if route.policy is not None and unquote(path).rstrip("/") in CONTROL_PATHS:
             message = f"{path} changes the engine and is not for agents: publish through the sidecar's admin port"
             return openai_error(403, message, code="control_path")
         return await forward(self._session, request, route, target.path)
 
-    async def _model_call(self, request: web.Request, target: Target, path: str) -> web.StreamResponse:
-        call = Call(identify(target, request.headers), time.time_ns(), operation=OPERATIONS[path][0])
+    async def _model_call(
+        self, request: web.Request, target: Target, dialect: Dialect, caller: Caller
+    ) -> web.StreamResponse:
+        call = Call(identify(target, request.headers), time.time_ns(), operation=dialect.operation)
+        call.tenant, call.agent = caller.tenant, request.headers.get(names.HEADER_AGENT)
+        inbound = Inbound(request, target.path, limit_s=self.gate.timeout_s)
         response: web.StreamResponse | None = None
         try:
-            response = await self._serve(request, call, target.path, path)
+            try:
+                async with asyncio.timeout(inbound.limit_s) as inbound.deadline:
+                    response = await self._serve(inbound, call, dialect, caller)
+            except Refusal as refusal:
+                response = self._refuse(call, dialect, refusal)
+            except TimeoutError:
+                if not inbound.timed_out:
+                    raise
+                late = Refusal(504, f"the call took longer than {inbound.limit_s} s: ask for less, or wait", TIMEOUT)
+                response = self._refuse(call, dialect, late)
             if not response.prepared:
                 response.headers.update(identity_headers(call))
                 await response.prepare(request)
                 await response.write_eof()
-        except web.HTTPRequestEntityTooLarge:
-            response = self._refuse(
-                call, 413, f"the request is larger than {MAX_BODY_BYTES} bytes", "request_too_large"
-            )
         except (asyncio.CancelledError, aiohttp.ClientConnectionResetError, ConnectionResetError):
             self._cut_off(call)
             raise
@@ -93,31 +112,51 @@ class Proxy:
             self._recorder.finish(call)
         return response
 
-    async def _serve(self, request: web.Request, call: Call, full_path: str, path: str) -> web.StreamResponse:
-        raw = await request.read()
+    async def _serve(self, inbound: Inbound, call: Call, dialect: Dialect, caller: Caller) -> web.StreamResponse:
+        limit = self.gate.max_body_bytes
+        try:
+            raw = await inbound.request.read()
+        except web.HTTPRequestEntityTooLarge as error:
+            raise Refusal(413, f"the request is larger than {limit} bytes", "request_too_large") from error
         try:
             body = orjson.loads(raw)
         except orjson.JSONDecodeError as error:
-            return self._refuse(call, 400, f"the request body is not JSON: {error}", "invalid_json")
+            raise Refusal(400, f"the request body is not JSON: {error}", "invalid_json") from error
         if not isinstance(body, dict):
-            return self._refuse(call, 400, "the request body is not a JSON object", "invalid_json")
+            raise Refusal(400, "the request body is not a JSON object", "invalid_json")
         call.body = body
-        model = body.get("model")
-        route = self._routes.for_model(model if isinstance(model, str) else None)
-        if route is None and model is None:
-            return self._refuse(call, 400, "you must provide a model parameter", "missing_model")
+        identity = call.identity
+        facts = Facts(dialect, body, text(body.get("model")), identity.named, call.agent)
+        route = self.routes.choose(facts)
+        if route is None and facts.model is None:
+            raise Refusal(400, "you must provide a model parameter", "missing_model")
         if route is None:
             call.status = 404
-            call.fail("model_not_found", f"unknown model {model!r}")
-            return unknown_model(str(model), dict.fromkeys(self._routes.names))
-        call.provider = POLICY_PROVIDER if route.policy is not None else OPERATIONS[path][1]
-        serve = captured_chat if route.policy is not None and path == CHAT else recorded_call
-        return await serve(self._session, Inbound(request, full_path, raw), call, route)
+            call.fail("model_not_found", f"unknown model {facts.model!r}")
+            return unknown_model(str(facts.model), dict.fromkeys(self.routes.names))
+        inbound.raw = raw
+        if (prompt := self._prompts.choose(facts, identity.rollout_id)) is not None:
+            call.prompt = (prompt.name, prompt.version)
+            call.body = body = dialect.replace_system(body, prompt.text)
+            inbound.raw = orjson.dumps(body)
+        call.chat = dialect.as_chat
+        if route.policy is not None:
+            call.provider = POLICY_PROVIDER
+            if dialect.native is not None:
+                capture = Capture(dialect, dialect.native, None, body, inbound.raw)
+                return await captured_call(self._session, inbound, call, route, capture)
+            if (exchange := dialect.open(body, caller)) is not None:
+                call.chat = lambda _: exchange.chat
+                capture = Capture(dialect, CHAT, exchange, exchange.chat, None)
+                return await captured_call(self._session, inbound, call, route, capture)
+        else:
+            call.provider = dialect.provider
+        return await recorded_call(self._session, inbound, call, route, dialect)
 
-    def _refuse(self, call: Call, status: int, message: str, code: str) -> web.Response:
-        call.status = status
-        call.fail(code, message)
-        return openai_error(status, message, code=code)
+    def _refuse(self, call: Call, dialect: Dialect, refusal: Refusal) -> web.Response:
+        call.status = refusal.status
+        call.fail(refusal.code or str(refusal.status), refusal.message)
+        return dialect.error(refusal)
 
     def _cut_off(self, call: Call) -> None:
         if call.delivered:

@@ -1,8 +1,10 @@
 """Which upstream serves a model name: the `[[model]]` entries, exact names first, then `*`."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from sidecar.facts import Facts
 from sidecar.policy import Policy, Replica
 from tracegrad.errors import SettingsError
 from tracegrad.settings import ModelRoute, Settings
@@ -19,6 +21,10 @@ class Route:
     policy: Policy | None
     authorization: str | None
     """Replaces the caller's Authorization header; a secret."""
+    served: str | None = None
+    """The model name the upstream knows; None: the one asked for."""
+    pins: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling settings of a policy, set whatever the client asked for."""
 
     def __repr__(self) -> str:
         return f"Route({self.name!r}, {self.upstreams!r})"
@@ -31,6 +37,10 @@ class Routes:
         self.entries = tuple(entries)
         self.policies = {route.policy.name: route.policy for route in entries if route.policy}
         self._by_name = {route.name: route for route in entries}
+
+    def choose(self, facts: Facts) -> Route | None:
+        """The route of a call; None when no entry matches."""
+        return self.for_model(facts.model)
 
     def for_model(self, model: str | None) -> Route | None:
         """The route of a model name; None when no entry matches. Without a name: `*`, or the only entry."""

@@ -18,7 +18,9 @@ from aiohttp import web
 
 from sidecar.admin import Admin
 from sidecar.forward import client_session, control_session
+from sidecar.gate import Gate
 from sidecar.metrics import Metrics
+from sidecar.prompts import Prompts
 from sidecar.proxy import Proxy
 from sidecar.publish import Publisher
 from sidecar.recorder import Recorder
@@ -82,7 +84,7 @@ async def serve(settings: Settings, *, shutdown_s: float = SHUTDOWN_S) -> AsyncI
         await stack.enter_async_context(_watched(routes, control))
         recorder = Recorder(sender, metrics)
         stack.push_async_callback(recorder.close, CONFIRM_S)
-        proxy = Proxy(routes, session, recorder)
+        proxy = Proxy(routes, session, recorder, gate=Gate(), prompts=Prompts())
         publisher = Publisher(control, settings.sidecar.weights)
         admin = Admin(routes, control, publisher, metrics, sender)
         host = settings.sidecar.host

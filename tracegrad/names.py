@@ -27,7 +27,11 @@ SAMPLING = "tracegrad.sampling"
 TRAINABLE = "tracegrad.trainable"
 UNTRAINABLE_REASON = "tracegrad.untrainable.reason"
 RETRY_COUNT = "tracegrad.retry.count"
+TENANT = "tracegrad.tenant"  # whose key the call bore
+PROMPT_NAME = "tracegrad.prompt.name"  # the system prompt that replaced the agent's own
+PROMPT_VERSION = "tracegrad.prompt.version"
 
+AGENT_NAME = "gen_ai.agent.name"
 OPERATION_NAME = "gen_ai.operation.name"
 PROVIDER_NAME = "gen_ai.provider.name"
 REQUEST_MODEL = "gen_ai.request.model"
@@ -51,6 +55,7 @@ EVALUATION_EXPLANATION = "gen_ai.evaluation.explanation"
 
 # HTTP headers.
 HEADER_ROLLOUT_ID = "x-rollout-id"
+HEADER_AGENT = "x-tracegrad-agent"
 HEADER_POLICY = "x-tracegrad-policy"
 HEADER_SPAN_ID = "x-tracegrad-span-id"
 BAGGAGE_ROLLOUT_ID = "rollout.id"

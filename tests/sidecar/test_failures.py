@@ -11,7 +11,7 @@ from fake_vllm import FakeVllm
 from sidecar_harness import Harness
 from stand_ins import ReceivedSpan
 
-from sidecar import proxy
+from sidecar.gate import Gate
 
 
 def reason(span: ReceivedSpan) -> tuple[Any, Any, int]:
@@ -79,8 +79,8 @@ async def test_an_unknown_model_is_a_404_that_lists_the_known(harness: Harness) 
     assert span.name == "chat gpt-5"
 
 
-async def test_too_large_a_request_is_a_413(harness: Harness, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> None:
-    padding = "x" * proxy.MAX_BODY_BYTES
+async def test_too_large_a_request_is_a_413(harness: Harness, fake: FakeVllm) -> None:
+    padding = "x" * Gate.max_body_bytes
     answer = await harness.chat({"user": padding})
     assert answer.status == 413
     assert (await answer.json())["error"]["code"] == "request_too_large"
