@@ -2,6 +2,7 @@
 
 from sidecar.chat import ChatDialect, EmbeddingsDialect
 from sidecar.dialect import Dialect, Native
+from sidecar.responses.store import ResponseStore
 
 
 class _Unread(ChatDialect):
@@ -17,11 +18,16 @@ class _UnreadText(_Unread):
     operation = "text_completion"
 
 
-DIALECTS: dict[str, Dialect] = {
-    "/v1/chat/completions": ChatDialect(),
-    "/v1/embeddings": EmbeddingsDialect(),
-    "/v1/completions": _UnreadText(),
-    "/v1/responses": _Unread(),
-    "/v1/messages": _UnreadAnthropic(),
-}
-"""Model calls by path. Whatever is not here is forwarded and not recorded."""
+MODEL_CALLS = ("/v1/chat/completions", "/v1/embeddings", "/v1/completions", "/v1/responses", "/v1/messages")
+"""The paths of model calls. Whatever is not here is forwarded and not recorded."""
+
+
+def dialects(responses: ResponseStore) -> dict[str, Dialect]:
+    """The API of each path of `MODEL_CALLS`."""
+    return {
+        "/v1/chat/completions": ChatDialect(),
+        "/v1/embeddings": EmbeddingsDialect(),
+        "/v1/completions": _UnreadText(),
+        "/v1/responses": _Unread(),
+        "/v1/messages": _UnreadAnthropic(),
+    }

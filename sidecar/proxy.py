@@ -14,7 +14,7 @@ from sidecar.capture import TIMEOUT, Capture, captured_call
 from sidecar.chat import CHAT, ChatDialect
 from sidecar.chat_answer import ABORTED, text
 from sidecar.dialect import Caller, Dialect, Refusal
-from sidecar.dialects import DIALECTS
+from sidecar.dialects import dialects
 from sidecar.engine import CONTROL_PATHS
 from sidecar.facts import Facts
 from sidecar.forward import Inbound, identity_headers
@@ -25,6 +25,7 @@ from sidecar.openai_error import openai_error
 from sidecar.passthrough import forward, recorded_call
 from sidecar.prompts import Prompts
 from sidecar.recorder import Recorder
+from sidecar.responses.store import ResponseStore
 from sidecar.routes import Routes
 from tracegrad import names
 
@@ -38,7 +39,14 @@ class Proxy:
     """Handles every request of the agents' port. `routes` and `gate` may be replaced while it serves."""
 
     def __init__(
-        self, routes: Routes, session: aiohttp.ClientSession, recorder: Recorder, *, gate: Gate, prompts: Prompts
+        self,
+        routes: Routes,
+        session: aiohttp.ClientSession,
+        recorder: Recorder,
+        *,
+        gate: Gate,
+        prompts: Prompts,
+        responses: ResponseStore,
     ) -> None:
         self.stopping = False
         """Calls cut off from now on were cut off by us, not by their client."""
@@ -47,6 +55,7 @@ class Proxy:
         self._session = session
         self._recorder = recorder
         self._prompts = prompts
+        self._dialects = dialects(responses)
 
     def application(self) -> web.Application:
         """The aiohttp application: one handler for all paths."""
@@ -60,7 +69,7 @@ class Proxy:
         if target is None or not target.path.startswith("/"):
             return openai_error(400, "the rollout id in the path must be printable ASCII without spaces")
         path = target.path.partition("?")[0]
-        dialect = DIALECTS.get(path) if request.method == "POST" else None
+        dialect = self._dialects.get(path) if request.method == "POST" else None
         try:
             caller = self.gate.caller(request.headers)
             with self.gate.slot():

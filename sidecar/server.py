@@ -24,6 +24,7 @@ from sidecar.prompts import Prompts
 from sidecar.proxy import Proxy
 from sidecar.publish import Publisher
 from sidecar.recorder import Recorder
+from sidecar.responses.store import ResponseStore
 from sidecar.routes import Routes, build_routes
 from tracegrad.errors import PortInUseError, TracegradError
 from tracegrad.otlp import OtlpSender
@@ -84,7 +85,13 @@ async def serve(settings: Settings, *, shutdown_s: float = SHUTDOWN_S) -> AsyncI
         await stack.enter_async_context(_watched(routes, control))
         recorder = Recorder(sender, metrics)
         stack.push_async_callback(recorder.close, CONFIRM_S)
-        proxy = Proxy(routes, session, recorder, gate=Gate(), prompts=Prompts())
+        responses = ResponseStore(
+            settings.sidecar.data / "responses.sqlite",
+            max_count=settings.sidecar.stored_responses,
+            max_bytes=settings.sidecar.stored_responses_bytes,
+        )
+        stack.callback(responses.close)
+        proxy = Proxy(routes, session, recorder, gate=Gate(), prompts=Prompts(), responses=responses)
         publisher = Publisher(control, settings.sidecar.weights)
         admin = Admin(routes, control, publisher, metrics, sender)
         host = settings.sidecar.host

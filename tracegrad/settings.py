@@ -55,13 +55,18 @@ class CollectorSettings(_Section):
 
 
 class SidecarSettings(_Section):
-    """`[sidecar]`: the proxy. Published weights are accepted only from under `weights`; `data` is its own directory."""
+    """`[sidecar]`: the proxy. Published weights are accepted only from under `weights`; `data` is its own directory.
+
+    `stored_responses` and `stored_responses_bytes` bound what each tenant keeps for `previous_response_id`.
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(default=8088, ge=0, le=65535)
     admin_port: int = Field(default=8089, ge=0, le=65535)
     data: Path = DATA / "sidecar"
     weights: Path = DATA / "weights"
+    stored_responses: int = Field(default=20_000, ge=0)
+    stored_responses_bytes: int = Field(default=256 << 20, ge=0)
 
 
 class VllmSettings(_Section):

@@ -35,7 +35,7 @@ async def harness_for(receiver: Receiver, tmp_path: Path) -> AsyncIterator[Any]:
             settings = Settings.model_validate(
                 {
                     "otlp": receiver.url,
-                    "sidecar": {"port": 0, "admin_port": 0, "weights": weights},
+                    "sidecar": {"port": 0, "admin_port": 0, "weights": weights, "data": tmp_path / "data"},
                     "model": models,
                     **values,
                 }

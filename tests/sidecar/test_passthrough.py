@@ -11,7 +11,7 @@ from fake_vllm import FakeVllm
 from sidecar_harness import Harness, listening
 from stand_ins import ReceivedSpan
 
-from sidecar.dialects import DIALECTS
+from sidecar.dialects import MODEL_CALLS
 
 EXCHANGES = Path(__file__).parent / "exchanges.jsonl"
 """Made up, in the shape of the recorded ones."""
@@ -138,7 +138,7 @@ async def test_a_call_without_a_model_needs_one_only_where_that_is_unclear(
 def exchanges(file: Path) -> list[dict[str, Any]]:
     """The model calls in a file of exchanges, one a line: request, answer, and of which kind the answer is."""
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    return [one for one in lines if one["method"] == "POST" and f"/v1/{one['api']}" in DIALECTS]
+    return [one for one in lines if one["method"] == "POST" and f"/v1/{one['api']}" in MODEL_CALLS]
 
 
 async def replay(given: list[dict[str, Any]], harness_for: Any) -> list[ReceivedSpan]:
