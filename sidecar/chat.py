@@ -9,6 +9,7 @@ from aiohttp import web
 from sidecar.chat_answer import Answer, objects, read_answer, text
 from sidecar.chat_request import Hidden, capture_fields
 from sidecar.chat_stream import ChatStream, hide
+from sidecar.chat_wire import read_whole
 from sidecar.dialect import Caller, Exchange, Json, Native, NativeStream, Refusal, StreamReader
 from sidecar.openai_error import error_body, openai_error
 from sidecar.sse import Event
@@ -27,6 +28,8 @@ class ChatNative:
 
     def read(self, raw: bytes, hidden: Hidden) -> tuple[Answer, bytes]:
         """The answer, and its bytes without what is hidden. Raises ValueError where it is no JSON object."""
+        if hidden.token_ids and hidden.logprobs and (found := read_whole(raw)) is not None:
+            return found
         body = orjson.loads(raw)
         if not isinstance(body, dict):
             raise ValueError("not a JSON object")  # noqa: TRY004 - as for what is no JSON at all

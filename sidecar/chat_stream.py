@@ -6,12 +6,14 @@ chunk; `system_fingerprint` stands on the chunks that finish a choice instead of
 back until it comes, which is at once unless n > 1.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from sidecar.chat_answer import Answer, Choice, Numbers, count, finite, mapping, objects, text, token_ids
 from sidecar.chat_request import Hidden
+from sidecar.chat_wire import Piece, read_piece
 from sidecar.sse import DONE, Event
 
 Json = dict[str, Any]
@@ -37,7 +39,11 @@ class _PartialChoice:
             self.token_ids = _extended(self.token_ids, ids)
         if isinstance(entries := mapping(choice.get("logprobs")).get("content"), list):
             self.logprobs = _extended(self.logprobs, [mapping(entry).get("logprob") for entry in entries])
-        for name, part in mapping(choice.get("delta")).items():
+        self.add_delta(mapping(choice.get("delta")))
+
+    def add_delta(self, delta: Mapping[str, Any]) -> None:
+        """Take note of one piece of the message."""
+        for name, part in delta.items():
             if name == "tool_calls":
                 for call in objects(part):
                     self._add_tool_call(call)
@@ -79,6 +85,7 @@ class ChatStream:
         self.error: str | None = None
         """The message of an error event, if one came."""
         self._hidden = hidden
+        self._quick = hidden is not None and hidden.token_ids and hidden.logprobs
         self._usage_is_forced = False
         self._held: list[Json] = []
         self._id: str | None = None
@@ -102,6 +109,8 @@ class ChatStream:
         """Read one event; returns the bytes that the client gets for it, which may be none."""
         if event.data is None:
             return event.raw
+        if self._quick and (piece := read_piece(event.data)) is not None and piece.index in self._choices:
+            return self._pass_piece(piece)
         self.done = self.done or event.data == DONE
         chunk = _chunk(event.data)
         choices = objects(chunk.get("choices")) if chunk else []
@@ -110,6 +119,15 @@ class ChatStream:
         if self._hidden is None or self._hidden.nothing or not chunk or "error" in chunk:
             return self.flush() + event.raw
         return self._hide(chunk, choices, self._hidden)
+
+    def _pass_piece(self, piece: Piece) -> bytes:
+        choice = self._choices[piece.index]
+        choice.token_ids = _extended(choice.token_ids, piece.token_ids)
+        choice.logprobs = _extended(choice.logprobs, piece.logprobs)
+        if not piece.delta:
+            return b""
+        choice.add_delta(piece.delta)
+        return b"data: " + piece.shown + b"\n\n"
 
     def flush(self) -> bytes:
         """What is held back, for when the stream ends without a usage chunk."""
