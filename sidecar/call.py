@@ -6,14 +6,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from sidecar.chat_answer import Answer, Choice, Numbers, inexact_reason, mapping, text
 from sidecar.identity import Identity
 from sidecar.messages import input_messages, output_messages, tool_definitions
 from sidecar.policy import Replica, Stamp
 from tracegrad import names
-from tracegrad.otlp import SpanContext, Value, span
+from tracegrad.otlp import SpanContext
+from tracegrad.otlp_span import SPAN_INTERNAL, SPAN_SERVER, Value, encoded_span
 
 PASSTHROUGH, ERROR, MIXED, DISCONNECTED = "passthrough", "error", "mixed_versions", "client_disconnected"
 
@@ -96,8 +96,8 @@ class Call:
         return inexact_reason(self.answer, choice) or (MIXED if self.version is None else None)
 
 
-def call_spans(call: Call) -> Iterator[Span]:
-    """The call's span; with several choices, one more per choice, which then carry tokens and verdict."""
+def call_spans(call: Call) -> Iterator[bytes]:
+    """The call's span, encoded; with several choices, one more per choice, which then carry tokens and verdict."""
     choices = call.answer.choices
     values = _call_values(call)
     if len(choices) > 1:
@@ -108,14 +108,12 @@ def call_spans(call: Call) -> Iterator[Span]:
             own[names.OUTPUT_MESSAGES] = output_messages([choice])
             own[names.FINISH_REASONS] = [choice.finish_reason] if choice.finish_reason else None
             own |= {name: values[name] for name in SHARED_BY_CHOICES}
-            yield _span(
-                call, "choice", context, parent=call.identity.context.span_id, values=own, kind=Span.SPAN_KIND_INTERNAL
-            )
+            yield _span(call, "choice", context, parent=call.identity.context.span_id, values=own, kind=SPAN_INTERNAL)
     else:
         values |= _choice_values(call, choices[0] if choices else None)
     name = f"{call.operation} {call.model}".rstrip()
     parent = call.identity.parent_span_id
-    yield _span(call, name, call.identity.context, parent=parent, values=values, kind=Span.SPAN_KIND_SERVER)
+    yield _span(call, name, call.identity.context, parent=parent, values=values, kind=SPAN_SERVER)
 
 
 def _span(
@@ -125,11 +123,12 @@ def _span(
     *,
     parent: bytes,
     values: Mapping[str, Value],
-    kind: Span.SpanKind.ValueType,
-) -> Span:
-    return span(
+    kind: int,
+) -> bytes:
+    return encoded_span(
         name,
-        context,
+        context.trace_id,
+        context.span_id,
         parent_span_id=parent,
         kind=kind,
         start_ns=call.started_ns,

@@ -7,6 +7,8 @@ import asyncio
 import logging
 import time
 
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
 from sidecar.call import DISCONNECTED, Call, call_spans
 from sidecar.metrics import CLIENT_CLOSED, Metrics
 from sidecar.policy import Replica
@@ -64,4 +66,4 @@ class Recorder:
         for choice in call.answer.choices or (None,):
             self._metrics.choices[call.why_untrainable(choice) or ""] += 1
         for span in spans:
-            self._sender.put(span)
+            self._sender.put(Span.FromString(span))
