@@ -101,7 +101,7 @@ def services(settings: Settings, config: Path | None, engine: Engine | None) -> 
             sidecar.host,
             (sidecar.port, sidecar.admin_port),
             # With an engine of ours, ready means that its version is known; otherwise its upstreams may come later.
-            f"http://{sidecar.host}:{sidecar.admin_port}/{'readyz' if engine else 'healthz'}",
+            f"http://{sidecar.admin_host}:{sidecar.admin_port}/{'readyz' if engine else 'healthz'}",
         ),
     ]
 
@@ -131,12 +131,16 @@ def _vllm(settings: Settings, engine: Engine) -> Service:
     return Service("vllm", argv, environment, host, (port,), f"http://{host}:{port}/health")
 
 
+PLACES = {"host", "port", "admin_host", "admin_port", "otlp_http_port", "clickhouse_port", "data", "weights"}
+"""Settings that processes need in order to find each other. What may change in a running sidecar is none of these."""
+
+
 def as_environment(settings: Settings) -> dict[str, str]:
-    """The settings as environment variables, for our own processes. Keys of models stay in the file they came from."""
+    """Where everything is, as environment variables for our own processes. The rest, and keys, stay in the file."""
     values = {
         f"TRACEGRAD_{section}_{name}".upper(): str(value)
         for section in ("collector", "sidecar", "vllm")
-        for name, value in getattr(settings, section).model_dump(exclude={"args"}).items()
+        for name, value in getattr(settings, section).model_dump(include=PLACES).items()
     }
     addresses = ("clickhouse", "otlp", "sidecar_url", "sidecar_admin_url")
     return values | {f"TRACEGRAD_{name}".upper(): getattr(settings, name) for name in addresses}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import orjson
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -25,6 +26,7 @@ from pydantic import (
 )
 
 from tracegrad.errors import SettingsError
+from tracegrad.secret import Secret, one_secret
 
 DEFAULT_FILE = Path("tracegrad.toml")
 DATA = Path(".tracegrad")
@@ -57,16 +59,79 @@ class CollectorSettings(_Section):
 class SidecarSettings(_Section):
     """`[sidecar]`: the proxy. Published weights are accepted only from under `weights`; `data` is its own directory.
 
-    `stored_responses` and `stored_responses_bytes` bound what each tenant keeps for `previous_response_id`.
+    From `max_body_bytes` on, values may change while it runs (SIGHUP, or `POST /reload` of the admin port); those
+    before need a restart. `stored_responses` and `stored_responses_bytes` bound what each tenant keeps for
+    `previous_response_id`.
     """
 
     host: str = "127.0.0.1"
     port: int = Field(default=8088, ge=0, le=65535)
+    admin_host: str = "127.0.0.1"
     admin_port: int = Field(default=8089, ge=0, le=65535)
     data: Path = DATA / "sidecar"
     weights: Path = DATA / "weights"
+    workers: int = Field(default=1, ge=1, le=256)
+    """Processes that share the agents' port."""
+    reuse_port: bool = False
+    """Let another sidecar of the same user listen on the same ports, so that it can take over while this one drains."""
     stored_responses: int = Field(default=20_000, ge=0)
     stored_responses_bytes: int = Field(default=256 << 20, ge=0)
+
+    max_body_bytes: int = Field(default=64 << 20, gt=0)
+    """Larger requests get 413."""
+    max_concurrency: int = Field(default=0, ge=0)
+    """Requests served at a time; each of several workers admits its share, at least one. 0: no limit."""
+    max_waiting: int = Field(default=256, ge=0)
+    """Requests above `max_concurrency` that may wait for a place; the rest get 429 at once."""
+    max_wait_s: float = Field(default=10.0, ge=0)
+    """How long they wait before they get 429."""
+    timeout_s: float = Field(default=0.0, ge=0)
+    """How long a request may take until its last byte; then 504, or an error event in a stream. 0: no limit."""
+    shutdown_s: float = Field(default=20.0, ge=0)
+    """How long requests in flight may take to end after SIGTERM."""
+    access_log: str = "off"
+    """`off`, `-` (standard output) or a file that gets one JSON object per request."""
+    admin_key: SecretStr | None = None
+    """What the admin port asks for as `Authorization: Bearer` or `x-api-key`; without one, whoever reaches it may."""
+    admin_key_env: str | None = None
+    admin_key_file: Path | None = None
+
+    @property
+    def adminone_secret(self) -> Secret | None:
+        """The admin port's key; None where none is asked for."""
+        return one_secret("[sidecar] admin_key", self.admin_key, self.admin_key_env, self.admin_key_file)
+
+    @model_validator(mode="after")
+    def _one_key(self) -> "SidecarSettings":
+        _ = self.admin_secret
+        return self
+
+
+class TenantSettings(_Section):
+    """`[[tenant]]`: who may call the agents' port, by a key as `Authorization: Bearer` or `x-api-key`.
+
+    Exactly one of `key`, `key_env` (a variable's name), `key_file` and `key_sha256` (hexadecimal). Two entries may
+    share a name, so that a key can be changed without a gap.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    key: SecretStr | None = None
+    key_env: str | None = None
+    key_file: Path | None = None
+    key_sha256: str | None = Field(default=None, pattern="^[0-9a-fA-F]{64}$")
+    max_concurrency: int = Field(default=0, ge=0)
+    """Of this tenant's requests at a time, as `[sidecar] max_concurrency` of all."""
+
+    @property
+    def secret(self) -> Secret | None:
+        """The key; None where only its digest is known."""
+        return one_secret(f"key of [[tenant]] {self.name!r}", self.key, self.key_env, self.key_file)
+
+    @model_validator(mode="after")
+    def _one_key(self) -> "TenantSettings":
+        if (self.secret is None) == (self.key_sha256 is None):
+            raise ValueError(f"[[tenant]] {self.name!r} needs exactly one of key, key_env, key_file and key_sha256")
+        return self
 
 
 class VllmSettings(_Section):
@@ -103,10 +168,10 @@ class ModelRoute(_Section):
 
 
 _ADDRESSES = {
-    "clickhouse": ("collector", "clickhouse_port"),
-    "otlp": ("collector", "otlp_http_port"),
-    "sidecar_url": ("sidecar", "port"),
-    "sidecar_admin_url": ("sidecar", "admin_port"),
+    "clickhouse": ("collector", "host", "clickhouse_port"),
+    "otlp": ("collector", "host", "otlp_http_port"),
+    "sidecar_url": ("sidecar", "host", "port"),
+    "sidecar_admin_url": ("sidecar", "admin_host", "admin_port"),
 }
 """Where each address comes from when it is not given: a section's host, and a port of it."""
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - what is bound there answers here
@@ -123,6 +188,7 @@ class Settings(_Section):
     sidecar: SidecarSettings = SidecarSettings()
     vllm: VllmSettings = VllmSettings()
     model: tuple[ModelRoute, ...] = ()
+    tenant: tuple[TenantSettings, ...] = ()
 
     @field_validator(*_ADDRESSES)
     @classmethod
@@ -133,10 +199,11 @@ class Settings(_Section):
 
     @model_validator(mode="after")
     def _complete(self) -> "Settings":
-        for name, (section, port) in _ADDRESSES.items():
+        for name, (section, host_name, port) in _ADDRESSES.items():
             if not getattr(self, name):
                 chosen = getattr(self, section)
-                host = _ANY_HOST.get(chosen.host, chosen.host)
+                given = getattr(chosen, host_name)
+                host = _ANY_HOST.get(given, given)
                 # Not marked as set: a later change of the port is followed.
                 self.__dict__[name] = f"http://{host}:{getattr(chosen, port)}"
         return self
@@ -146,6 +213,15 @@ class Settings(_Section):
         """The configured routes, or one that takes every model to the engine of `[vllm]` as the policy `policy`."""
         engine = f"http://{self.vllm.host}:{self.vllm.port}"
         return self.model or (ModelRoute(name="*", upstream=engine, policy=DEFAULT_POLICY),)
+
+    def to_json(self) -> bytes:
+        """What was set, keys included, for `from_json` in another process: never for logs, arguments or files."""
+        return orjson.dumps(self.model_dump(exclude_unset=True), default=_plain)
+
+    @staticmethod
+    def from_json(text: bytes | str) -> "Settings":
+        """The settings of another process."""
+        return _validate(orjson.loads(text), "another process")
 
     def with_address(self, name: str, url: str) -> "Settings":
         """A copy with another address, as given on a command line."""
@@ -157,6 +233,10 @@ class Settings(_Section):
         changed = self.model_dump(exclude_unset=True)
         changed[section] = changed.get(section, {}) | given
         return _validate(changed, f"command line ([{section}])")
+
+
+def _plain(value: Any) -> str:
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
 
 def load(file: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
