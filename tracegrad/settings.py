@@ -97,7 +97,7 @@ class SidecarSettings(_Section):
     admin_key_file: Path | None = None
 
     @property
-    def adminone_secret(self) -> Secret | None:
+    def admin_secret(self) -> Secret | None:
         """The admin port's key; None where none is asked for."""
         return one_secret("[sidecar] admin_key", self.admin_key, self.admin_key_env, self.admin_key_file)
 
