@@ -1,7 +1,7 @@
 """OTLP for our own processes: build spans and log records, send them until the collector has acknowledged them.
 
 Invariants of `OtlpSender`: the queue is bounded in bytes; nothing leaves it before a 200 from the collector, except
-what the collector refuses as malformed; whatever is dropped is counted in `counters` and logged once per burst.
+what the collector refuses; whatever is dropped is counted in `counters` and logged once per burst.
 """
 
 import asyncio
@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import aiohttp
-from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-import tracegrad
-from tracegrad.otlp_request import LOGS, TRACES, export_request, rejection
+from tracegrad.otlp_client import Delivered, OtlpClient
+from tracegrad.otlp_request import LOGS, TRACES
 
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
@@ -29,11 +28,6 @@ log = logging.getLogger(__name__)
 
 Value = str | bool | int | float | Sequence[str] | None
 """What an attribute may hold; None leaves the attribute out."""
-
-RETRYABLE = {429, 502, 503, 504}
-SPLITTABLE = {400, 413}
-"""Answers that may be the fault of one record in a batch, or of the batch's size: halves are tried alone."""
-FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 5.0
 
 
 @dataclass(frozen=True)
@@ -135,14 +129,11 @@ def event(name: str, context: SpanContext, values: Mapping[str, Value]) -> LogRe
 
 
 @dataclass
-class Counters:
+class Counters(Delivered):
     """What became of the records of one sender. `dropped_*` are losses."""
 
     queued: int = 0
-    sent: int = 0
-    retries: int = 0
     dropped_queue_full: int = 0
-    dropped_refused: int = 0
 
 
 class OtlpSender:
@@ -164,10 +155,7 @@ class OtlpSender:
     ) -> None:
         self.counters = Counters()
         self.queue_bytes = 0
-        self._endpoint = endpoint.rstrip("/")
-        scope = InstrumentationScope(name=service, version=tracegrad.__version__)
-        self._resource = Resource(attributes=attributes({"service.name": service})).SerializeToString()
-        self._scope = scope.SerializeToString()
+        self._client = OtlpClient(endpoint, service, self.counters)
         self._delay_s = delay_s
         self._max_queue_bytes = max_queue_bytes
         self._max_batch_bytes = max_batch_bytes
@@ -177,10 +165,9 @@ class OtlpSender:
         self._idle = asyncio.Event()
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
-        self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "OtlpSender":
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60))
+        await self._client.__aenter__()
         self._task = asyncio.create_task(self._run(), name="otlp-sender")
         return self
 
@@ -189,11 +176,10 @@ class OtlpSender:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+        await self._client.__aexit__()
         if self._queue:
             self.counters.dropped_queue_full += len(self._queue)
-            log.error("otlp records lost at shutdown count=%d endpoint=%s", len(self._queue), self._endpoint)
+            log.error("otlp records lost at shutdown count=%d", len(self._queue))
 
     def put(self, record: Span | LogRecord) -> bool:
         """Queue one record, never blocking. False, and counted as a loss, when the queue is full."""
@@ -224,7 +210,7 @@ class OtlpSender:
             await asyncio.sleep(self._delay_s)
             while self._queue:
                 path, records = self._next_batch()
-                await self._deliver(path, records)
+                await self._client.deliver(path, records)
                 for _ in records:
                     self.queue_bytes -= len(self._queue.popleft()[1])
             self._wake.clear()
@@ -240,48 +226,3 @@ class OtlpSender:
             records.append(record)
             total += len(record)
         return kind, records
-
-    async def _deliver(self, path: str, records: list[bytes]) -> None:
-        body = export_request(self._resource, self._scope, records)
-        wait_s = FIRST_RETRY_S
-        while True:
-            status, text = await self._post(path, body)
-            if status == 200:
-                self._count_delivered(len(records), text)
-                return
-            if status in SPLITTABLE and len(records) > 1:
-                middle = len(records) // 2
-                await self._deliver(path, records[:middle])
-                await self._deliver(path, records[middle:])
-                return
-            if status is not None and status not in RETRYABLE:
-                self.counters.dropped_refused += len(records)
-                log.error("collector refused otlp records count=%d status=%d body=%.200s", len(records), status, text)
-                return
-            if self.counters.retries == 0 or wait_s >= LONGEST_RETRY_S:
-                log.warning("collector at %s does not take records yet, retrying: %s", self._endpoint, text or status)
-            self.counters.retries += 1
-            await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * 2, LONGEST_RETRY_S)
-
-    def _count_delivered(self, count: int, rejection: str) -> None:
-        rejected = 0
-        if rejection:
-            number, _, message = rejection.partition(" ")
-            rejected = min(int(number), count)
-            log.error("collector rejected otlp records count=%d of=%d message=%.200s", rejected, count, message)
-        self.counters.sent += count - rejected
-        self.counters.dropped_refused += rejected
-
-    async def _post(self, path: str, body: bytes) -> tuple[int | None, str]:
-        """The answer's status, None without one, and what it says: `N message` where a 200 rejects N records."""
-        assert self._session is not None, "use the sender with `async with`"  # noqa: S101
-        headers = {"content-type": "application/x-protobuf"}
-        try:
-            async with self._session.post(self._endpoint + path, data=body, headers=headers) as response:
-                answer = await response.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            return None, f"{type(error).__name__}: {error}"
-        if response.status != 200:
-            return response.status, answer[:1000].decode(errors="replace")
-        return 200, rejection(path, answer)
