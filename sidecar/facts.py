@@ -1,10 +1,10 @@
 """What routing and prompt overrides may look at in a call."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from sidecar.dialect import Dialect
+from sidecar.dialect import Dialect, Json
 
 
 @dataclass(frozen=True)
@@ -12,15 +12,17 @@ class Facts:
     """One call before it is routed."""
 
     dialect: Dialect
-    body: Mapping[str, Any]
+    body: Json
     model: str | None
     """The model name asked for; None without one."""
     rollout_id: str | None
     """The rollout that path, header or baggage name; None where the id is only that of the trace."""
     agent: str | None
     """The `x-tracegrad-agent` header."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """The request's headers; names are looked up in any case."""
 
-    @property
+    @cached_property
     def system(self) -> str:
-        """The system prompt's text; empty where there is none."""
-        return self.dialect.system(dict(self.body))
+        """The system prompt's text, before any override; empty where there is none."""
+        return self.dialect.system(self.body)

@@ -1,8 +1,11 @@
-"""The model list: what each upstream lists, as far as a request for that name would be routed there."""
+"""The model list: what each upstream lists, as far as a call for that name may be routed there, and our own names.
+
+An entry with `served` offers its upstream's model under the entry's name: the list shows that model under that name.
+"""
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import aiohttp
@@ -11,12 +14,15 @@ from aiohttp import web
 
 from sidecar.chat_answer import mapping, objects
 from sidecar.forward import request_headers, upstream_url
+from sidecar.matcher import STAR
 from sidecar.openai_error import JSON, openai_error
 from sidecar.routes import Route, Routes
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 15.0
+
+Listing = dict[str, Any]
 
 
 async def list_models(session: aiohttp.ClientSession, routes: Routes, request: web.Request) -> web.Response:
@@ -33,7 +39,8 @@ async def show_model(session: aiohttp.ClientSession, routes: Routes, request: we
     if found is None:
         return _no_list(routes)
     if name not in found:
-        return unknown_model(name, found)
+        message = f"The model `{name}` does not exist. Known here: {', '.join(found)}"
+        return openai_error(404, message, code="model_not_found")
     return web.Response(body=orjson.dumps(found[name]), headers=JSON)
 
 
@@ -42,15 +49,9 @@ def _no_list(routes: Routes) -> web.Response:
     return openai_error(502, message, code="upstream_unreachable")
 
 
-def unknown_model(name: str | None, known: Mapping[str, Any]) -> web.Response:
-    """OpenAI's 404 for a model that does not exist, with those that do."""
-    message = f"The model `{name}` does not exist. Known here: {', '.join(known)}"
-    return openai_error(404, message, code="model_not_found")
-
-
 async def _all_models(
     session: aiohttp.ClientSession, routes: Routes, request: web.Request
-) -> dict[str, dict[str, Any]] | None:
+) -> dict[str, Listing] | None:
     sources: dict[str, Route] = {}
     for entry in routes.entries:
         for url in entry.upstreams:
@@ -58,19 +59,24 @@ async def _all_models(
     answers = await asyncio.gather(*(_ask(session, route, url, request) for url, route in sources.items()))
     if all(answer is None for answer in answers):
         return None
-    merged: dict[str, dict[str, Any]] = {}
-    for url, answer in zip(sources, answers, strict=True):
-        for model in answer or []:
-            name = str(model.get("id"))
-            route = routes.for_model(name)
-            if route is not None and url in route.upstreams:
-                merged.setdefault(name, model)
-    return merged
+    return merged(routes, {url: answer or [] for url, answer in zip(sources, answers, strict=True)})
 
 
-async def _ask(
-    session: aiohttp.ClientSession, route: Route, url: str, request: web.Request
-) -> list[dict[str, Any]] | None:
+def merged(routes: Routes, listed: Mapping[str, Iterable[Listing]]) -> dict[str, Listing]:
+    """One list, by name, from what every upstream lists."""
+    found: dict[str, Listing] = {}
+    for url, models in listed.items():
+        own = {str(model.get("id")): model for model in models}
+        for name, model in own.items():
+            if any(url in route.upstreams and route.served in (None, name) for route in routes.candidates(name)):
+                found.setdefault(name, model)
+        for route in routes.entries:
+            if STAR not in route.name and url in route.upstreams and route.served in own:
+                found.setdefault(route.name, {**own[route.served], "id": route.name})
+    return found
+
+
+async def _ask(session: aiohttp.ClientSession, route: Route, url: str, request: web.Request) -> list[Listing] | None:
     headers = request_headers(request.headers, route.authorization)
     headers["accept-encoding"] = "identity"
     try:

@@ -13,6 +13,7 @@ from sidecar.call import DISCONNECTED, Call
 from sidecar.capture import TIMEOUT, Capture, captured_call
 from sidecar.chat import CHAT, ChatDialect
 from sidecar.chat_answer import ABORTED, text
+from sidecar.chat_request import with_fields
 from sidecar.dialect import Caller, Dialect, Refusal
 from sidecar.dialects import dialects
 from sidecar.engine import CONTROL_PATHS
@@ -20,7 +21,7 @@ from sidecar.facts import Facts
 from sidecar.forward import Inbound, identity_headers
 from sidecar.gate import Gate
 from sidecar.identity import Target, identify, split_target
-from sidecar.models import list_models, show_model, unknown_model
+from sidecar.models import list_models, show_model
 from sidecar.openai_error import openai_error
 from sidecar.passthrough import forward, recorded_call
 from sidecar.prompts import Prompts
@@ -135,19 +136,18 @@ class Proxy:
             raise Refusal(400, "the request body is not a JSON object", "invalid_json")
         call.body = body
         identity = call.identity
-        facts = Facts(dialect, body, text(body.get("model")), identity.named, call.agent)
+        facts = Facts(dialect, body, text(body.get("model")), identity.named, call.agent, inbound.request.headers)
         route = self.routes.choose(facts)
         if route is None and facts.model is None:
             raise Refusal(400, "you must provide a model parameter", "missing_model")
         if route is None:
-            call.status = 404
-            call.fail("model_not_found", f"unknown model {facts.model!r}")
-            return unknown_model(str(facts.model), dict.fromkeys(self.routes.names))
+            raise Refusal(404, self.routes.refusal(str(facts.model)), "model_not_found")
         inbound.raw = raw
         if (prompt := self._prompts.choose(facts, identity.rollout_id)) is not None:
             call.prompt = (prompt.name, prompt.version)
-            call.body = body = dialect.replace_system(body, prompt.text)
-            inbound.raw = orjson.dumps(body)
+            if prompt.text != facts.system:
+                call.body = body = dialect.replace_system(body, prompt.text)
+                inbound.raw = orjson.dumps(body)
         call.chat = dialect.as_chat
         if route.policy is not None:
             call.provider = POLICY_PROVIDER
@@ -160,6 +160,8 @@ class Proxy:
                 return await captured_call(self._session, inbound, call, route, capture)
         else:
             call.provider = dialect.provider
+        if route.served is not None and route.served != facts.model:
+            inbound.raw = with_fields(inbound.raw, body, {"model": route.served})
         return await recorded_call(self._session, inbound, call, route, dialect)
 
     def _refuse(self, call: Call, dialect: Dialect, refusal: Refusal) -> web.Response:

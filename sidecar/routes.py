@@ -1,15 +1,23 @@
-"""Which upstream serves a model name: the `[[model]]` entries, exact names first, then `*`."""
+"""Which upstream serves a call: the `[[model]]` entries, tried in one order, and the first that holds.
 
+The order: entries with an exact name, then names with `*` in them, then `*` itself; among these, entries with a `match`
+before those without; then as they stand in the file. An entry holds when its name fits the model that the call asks
+for, and every part of its `match` holds. A call that names no model fits `*`, or the only name that there is.
+"""
+
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sidecar.facts import Facts
+from sidecar.matcher import STAR, Matcher, ModelName, matcher
 from sidecar.policy import Policy, Replica
-from tracegrad.errors import SettingsError
+from tracegrad.errors import InputError, SettingsError
 from tracegrad.settings import ModelRoute, Settings
 
-WILDCARD = "*"
+REMEMBERED_NAMES = 1000
+"""Agents may ask for any name: what was looked up for so many is kept."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,8 @@ class Route:
     """The model name the upstream knows; None: the one asked for."""
     pins: Mapping[str, Any] = field(default_factory=dict)
     """Sampling settings of a policy, set whatever the client asked for."""
+    match: Matcher | None = None
+    """Which of the calls for this name it takes; None: all."""
 
     def __repr__(self) -> str:
         return f"Route({self.name!r}, {self.upstreams!r})"
@@ -34,31 +44,54 @@ class Routes:
     """The routing table and the policies it names."""
 
     def __init__(self, entries: Sequence[Route]) -> None:
+        """Raises InputError where a name cannot be one."""
         self.entries = tuple(entries)
         self.policies = {route.policy.name: route.policy for route in entries if route.policy}
-        self._by_name = {route.name: route for route in entries}
+        self.names = tuple(dict.fromkeys(route.name for route in entries))
+        """The configured model names, each once."""
+        names = {name: ModelName.of(name) for name in self.names}
+        ranked = sorted(self.entries, key=lambda route: (names[route.name].rank, route.match is None))
+        self._in_order = tuple((names[route.name], route) for route in ranked)
+        self._by_model: dict[str | None, tuple[Route, ...]] = {}
 
     def choose(self, facts: Facts) -> Route | None:
-        """The route of a call; None when no entry matches."""
-        return self.for_model(facts.model)
+        """The route of a call; None when no entry holds."""
+        for route in self.candidates(facts.model):
+            if route.match is None or route.match.holds(facts):
+                return route
+        return None
 
-    def for_model(self, model: str | None) -> Route | None:
-        """The route of a model name; None when no entry matches. Without a name: `*`, or the only entry."""
-        if model is not None and model in self._by_name and model != WILDCARD:
-            return self._by_name[model]
-        if model is None and len(self.entries) == 1:
-            return self.entries[0]
-        return self._by_name.get(WILDCARD)
+    def candidates(self, model: str | None) -> tuple[Route, ...]:
+        """The entries that a call for this model may reach, in the order in which they are tried."""
+        found = self._by_model.get(model)
+        if found is None:
+            if len(self._by_model) >= REMEMBERED_NAMES:
+                self._by_model.clear()
+            found = self._by_model[model] = self._look_up(model)
+        return found
+
+    def _look_up(self, model: str | None) -> tuple[Route, ...]:
+        if model is None:
+            only = len(self.names) == 1
+            fitting = [route for _, route in self._in_order if only or route.name == STAR]
+        else:
+            fitting = [route for name, route in self._in_order if name.fits(model)]
+        last = next((place for place, route in enumerate(fitting) if route.match is None), len(fitting))
+        return tuple(fitting[: last + 1])
+
+    def refusal(self, model: str) -> str:
+        """What to tell a caller whose call no entry takes."""
+        known = ", ".join(self.names)
+        if self.candidates(model):
+            return f"The model `{model}` is not served for this call: no `match` of its [[model]] entries holds."
+        return f"The model `{model}` does not exist. Known here: {known}"
 
     @property
     def default(self) -> Route:
-        """Where requests that name no model go: `*` where there is one, else the first entry."""
-        return self._by_name.get(WILDCARD, self.entries[0])
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The configured model names."""
-        return tuple(self._by_name)
+        """Where requests that name no model go: `*` where there is one without a `match`, else the first entry."""
+        unmatched = [route for route in self.entries if route.match is None]
+        rest = [route for route in unmatched if route.name == STAR]
+        return next(iter((*rest, *unmatched, *self.entries)))
 
     @property
     def upstreams(self) -> tuple[str, ...]:
@@ -67,8 +100,26 @@ class Routes:
 
 
 def build_routes(settings: Settings) -> Routes:
-    """The table from settings. Raises SettingsError where names repeat or an engine would serve two policies."""
+    """The table from settings.
+
+    Raises SettingsError where an entry could never be reached, a pattern is bad or an engine would serve two policies.
+    """
     given = settings.routes
+    policies = _policies(given)
+    routes = [_route(entry, policies) for entry in given]
+    for one, other in itertools.combinations(routes, 2):
+        if one.name == other.name and one.match == other.match:
+            raise SettingsError(
+                f"two [[model]] entries have the same name {one.name!r} and the same match, so that the second is never"
+                " reached: give one of them another"
+            )
+    try:
+        return Routes(routes)
+    except InputError as error:
+        raise SettingsError(f"bad [[model]] name: {error}") from error
+
+
+def _policies(given: Sequence[ModelRoute]) -> dict[str, Policy]:
     engines: dict[str, Replica] = {}
     members: dict[str, list[ModelRoute]] = {}
     for entry in given:
@@ -83,13 +134,21 @@ def build_routes(settings: Settings) -> Routes:
             raise SettingsError(f"upstream {taken[0]} serves two policies: one engine holds one policy's weights")
         engines.update({url: Replica(url) for url in urls})
         policies[name] = Policy(name, entries[0].name, tuple(engines[url] for url in urls))
-    routes = Routes([_route(entry, policies) for entry in given])
-    if len(routes.names) < len(given):
-        raise SettingsError("two [[model]] entries have the same name: names must differ")
-    return routes
+    return policies
 
 
-def _route(entry: ModelRoute, policies: dict[str, Policy]) -> Route:
+def _route(entry: ModelRoute, policies: Mapping[str, Policy]) -> Route:
     secret = entry.api_key.get_secret_value() if entry.api_key else None
     policy = policies[entry.policy] if entry.policy else None
-    return Route(entry.name, entry.upstreams, policy, f"Bearer {secret}" if secret else None)
+    try:
+        match = matcher(**entry.match.model_dump()) if entry.match else None
+    except InputError as error:
+        raise SettingsError(f"bad match of [[model]] name {entry.name!r}: {error}") from error
+    return Route(
+        entry.name,
+        entry.upstreams,
+        policy,
+        f"Bearer {secret}" if secret else None,
+        served=entry.served,
+        match=None if match == Matcher() else match,
+    )

@@ -8,7 +8,7 @@ a port in one place is enough. What a training job does is not here but in its o
 import os
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -142,16 +142,36 @@ class VllmSettings(_Section):
     args: tuple[str, ...] = ()
 
 
-class ModelRoute(_Section):
-    """`[[model]]`: where requests for one model name go. `name = "*"` matches what no other entry does.
+class CallMatch(_Section):
+    """`match` of `[[model]]`: which calls an entry takes; all that is given must hold.
 
+    Each value is a regular expression (Rust's syntax, without look-around). Those of `rollout` (the id that path,
+    header or baggage name; `.*` takes every named rollout), `agent` (the `x-tracegrad-agent` header) and `header` (the
+    values of request headers) must match the whole value. `system` may match anywhere in the first 16,384 characters of
+    the system prompt. What a call does not have never matches, but one without a system prompt has an empty one.
+    """
+
+    rollout: str | None = None
+    agent: str | None = None
+    system: str | None = None
+    header: dict[str, str] = {}
+
+
+class ModelRoute(_Section):
+    """`[[model]]`: where calls for a model name go. In it, `*` stands for any characters: `gpt-4*`, or `*` alone.
+
+    Entries are tried in this order: exact names, then names with `*` in them, then `*`; among these, those with a
+    `match` before those without; then as in the file. The first whose name fits and whose `match` holds takes the call.
     A route with a `policy` is captured to the token and can train; one without passes through and never does.
     """
 
-    name: str
+    name: str = Field(min_length=1)
     upstream: str | tuple[str, ...] = "http://127.0.0.1:8000"
     policy: str | None = None
     api_key: SecretStr | None = None
+    served: str | None = Field(default=None, min_length=1)
+    """The upstream's own name of the model: `model` of each request is set to it, and the answers say it."""
+    match: CallMatch | None = None
 
     @field_validator("upstream")
     @classmethod
@@ -226,6 +246,12 @@ class Settings(_Section):
     def with_address(self, name: str, url: str) -> "Settings":
         """A copy with another address, as given on a command line."""
         return _validate(self.model_dump(exclude_unset=True) | {name: url}, "the command line")
+
+    def with_tenants(self, tenants: Sequence[Mapping[str, Any]]) -> "Settings":
+        """A copy with other `[[tenant]]` entries, for a process that asks for no key at its admin port."""
+        changed = self.model_dump(exclude_unset=True) | {"tenant": tenants}
+        kept = {name: value for name, value in changed.get("sidecar", {}).items() if not name.startswith("admin_key")}
+        return _validate(changed | {"sidecar": kept}, "another process")
 
     def with_values(self, section: str, **values: Any) -> "Settings":
         """A copy where `section` has `values`, as given on a command line; None leaves a value as it is."""

@@ -120,8 +120,7 @@ def test_the_sidecar_never_loads_torch() -> None:
 
 def test_without_entries_every_model_is_the_policy_of_the_local_engine() -> None:
     routes = build_routes(Settings())
-    route = routes.for_model("anything")
-    assert route is not None
+    (route,) = routes.candidates("anything")
     assert route.policy is not None
     assert (route.policy.name, route.upstreams) == ("policy", ("http://127.0.0.1:8000",))
 
