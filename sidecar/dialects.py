@@ -1,5 +1,6 @@
 """Which API a path belongs to."""
 
+from sidecar.anthropic.dialect import MessagesDialect
 from sidecar.chat import ChatDialect, EmbeddingsDialect
 from sidecar.dialect import Dialect, Native
 from sidecar.responses.store import ResponseStore
@@ -8,10 +9,6 @@ from sidecar.responses.store import ResponseStore
 class _Unread(ChatDialect):
     operation = "chat"
     native: Native | None = None
-
-
-class _UnreadAnthropic(_Unread):
-    provider = "anthropic"
 
 
 class _UnreadText(_Unread):
@@ -29,5 +26,5 @@ def dialects(responses: ResponseStore) -> dict[str, Dialect]:
         "/v1/embeddings": EmbeddingsDialect(),
         "/v1/completions": _UnreadText(),
         "/v1/responses": _Unread(),
-        "/v1/messages": _UnreadAnthropic(),
+        "/v1/messages": MessagesDialect(),
     }

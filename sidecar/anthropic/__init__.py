@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: translated to chat completions for a policy, only read where it passes to a provider."""
