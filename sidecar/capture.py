@@ -172,11 +172,12 @@ async def _deliver_stream(
         call.fail(DIED, message)
         await response.write(client.flush() + _error_event(client, capture, message, DIED))
     except asyncio.CancelledError:
-        if inbound.timed_out:
-            message = f"the call took longer than {inbound.limit_s} s"
-            call.fail(TIMEOUT, message)
-            await response.write(client.flush() + _error_event(client, capture, message, TIMEOUT))
-        raise
+        if not inbound.timed_out or not response.prepared:
+            raise
+        message = f"the call took longer than {inbound.limit_s} s"
+        call.fail(TIMEOUT, message)
+        await inbound.end_late(response, client.flush() + _error_event(client, capture, message, TIMEOUT))
+        return response
     finally:
         call.answer = stream.answer()
         call.delivered = stream.done

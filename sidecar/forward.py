@@ -1,6 +1,7 @@
 """HTTP plumbing between a client's request and an upstream: headers, addresses, the client session."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ HOP_BY_HOP = frozenset(
 REPLACED = HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect"}
 """What does not go to the upstream as it is: our server has decoded the body, our client frames it anew."""
 
+LAST_WORD_S = 1.0
+X_API_KEY = "x-api-key"
 KEEPALIVE_S = 2.0
 """Shorter than the 5 s after which vLLM closes an idle connection, so that no request is sent into a closed one."""
 
@@ -35,6 +38,17 @@ class Inbound:
     """The body, as the client sent it or with the prompt that replaced its own."""
     limit_s: float | None = None
     deadline: asyncio.Timeout | None = None
+
+    async def end_late(self, response: web.StreamResponse, event: bytes | None) -> None:
+        """End an answer that is under way when its time is over: with an error event, or (None) by breaking it off."""
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            if event is not None:
+                async with asyncio.timeout(LAST_WORD_S):  # a client that does not read is what may have taken the time
+                    await response.write(event)
+                    await response.write_eof()
+                return
+        if self.request.transport is not None:
+            self.request.transport.abort()
 
     @property
     def timed_out(self) -> bool:
@@ -66,11 +80,18 @@ def upstream_url(base: str, path: str) -> URL:
 
 
 def request_headers(headers: Mapping[str, str], authorization: str | None) -> CIMultiDict[str]:
-    """The client's headers for the upstream."""
+    """The client's headers for the upstream. `authorization` replaces the client's key, in the header in which it came.
+
+    Empty: the client's key is dropped, because it is one of ours. None: it is passed on.
+    """
     dropped = REPLACED | {name.strip().lower() for name in headers.get(hdrs.CONNECTION, "").split(",")}
     kept = CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
     if authorization is not None:
-        kept[hdrs.AUTHORIZATION] = authorization
+        replaced = X_API_KEY if X_API_KEY in kept else hdrs.AUTHORIZATION
+        kept.popall(X_API_KEY, None)
+        kept.popall(hdrs.AUTHORIZATION, None)
+        if authorization:
+            kept[replaced] = authorization.removeprefix("Bearer ") if replaced is X_API_KEY else authorization
     return kept
 
 

@@ -3,6 +3,7 @@
 Model calls among them are recorded, marked `passthrough`, from a copy of at most `MAX_COPY_BYTES` of the answer.
 """
 
+import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -10,8 +11,9 @@ import aiohttp
 import orjson
 from aiohttp import hdrs, web
 
+from sidecar.body import StreamedBody, declares_too_much
 from sidecar.call import PASSTHROUGH, Call
-from sidecar.capture import DIED, UPSTREAM_FAILURES, error_message, unreachable
+from sidecar.capture import DIED, TIMEOUT, UPSTREAM_FAILURES, error_message, unreachable
 from sidecar.dialect import Dialect, Refusal
 from sidecar.forward import (
     Inbound,
@@ -21,11 +23,13 @@ from sidecar.forward import (
     response_headers,
     upstream_url,
 )
+from sidecar.gate import too_large
 from sidecar.openai_error import openai_error
 from sidecar.routes import Route
 from sidecar.sse import EventReader
 
 MAX_COPY_BYTES = 16 << 20
+PROBLEMS = {DIED: "died in the middle of its answer", TIMEOUT: "did not end its answer in time"}
 _turn = itertools.count()
 
 
@@ -48,12 +52,12 @@ async def recorded_call(
             call.fail(DIED, f"upstream at {url} closed the connection before it answered: {error}")
             return dialect.error(Refusal(502, call.error_message, DIED))
         async with upstream:
-            return await _deliver_recorded(inbound.request, call, upstream, dialect)
+            return await _deliver_recorded(inbound, call, upstream, dialect)
     return unreachable(dialect, call, ", ".join(route.upstreams))
 
 
 async def _deliver_recorded(
-    request: web.Request, call: Call, upstream: aiohttp.ClientResponse, dialect: Dialect
+    inbound: Inbound, call: Call, upstream: aiohttp.ClientResponse, dialect: Dialect
 ) -> web.StreamResponse:
     call.status = upstream.status
     copy: list[bytes] = []
@@ -61,8 +65,9 @@ async def _deliver_recorded(
     headers.update(identity_headers(call))
     response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
     try:
-        if not await _stream(request, upstream, response, copy):
-            call.fail(DIED, f"upstream at {call.upstream} died in the middle of its answer")
+        late = dialect.error_event(f"the call took longer than {inbound.limit_s} s", TIMEOUT)
+        if problem := await _stream(inbound, upstream, response, copy, late):
+            call.fail(problem, f"upstream at {call.upstream} {PROBLEMS[problem]}")
         return response
     finally:
         _note_answer(call, b"".join(copy), upstream, dialect)
@@ -86,31 +91,47 @@ def _note_answer(call: Call, content: bytes, upstream: aiohttp.ClientResponse, d
         call.answer = dialect.read(answer)
 
 
-async def forward(session: aiohttp.ClientSession, request: web.Request, route: Route, path: str) -> web.StreamResponse:
-    """Forward anything else to the route's upstream, unrecorded, its body never held in memory."""
+async def forward(session: aiohttp.ClientSession, inbound: Inbound, route: Route, limit: float) -> web.StreamResponse:
+    """Forward anything else to the route's upstream, unrecorded, its body never held in memory.
+
+    Raises Refusal (413) for a body of more than `limit` bytes.
+    """
+    request = inbound.request
     headers = request_headers(request.headers, route.authorization)
-    body = request.content if request.can_read_body else None
+    if declares_too_much(request, limit):
+        raise too_large(limit)
+    body = StreamedBody(request, limit) if request.can_read_body else None
     if body is not None and hdrs.CONTENT_ENCODING not in request.headers and request.content_length is not None:
         headers[hdrs.CONTENT_LENGTH] = str(request.content_length)
     url = next(_in_turn(route.upstreams))
     try:
         upstream = await session.request(
-            request.method, upstream_url(url, path), data=body, headers=headers, allow_redirects=False
+            request.method, upstream_url(url, inbound.path), data=body, headers=headers, allow_redirects=False
         )
     except (aiohttp.ClientError, OSError) as error:
+        if body is not None and body.refusal is not None:
+            raise body.refusal from error
         message = f"no upstream answers at {url} ({error}): start it, or correct `upstream` of [[model]]"
         return openai_error(502, message, code="upstream_unreachable")
     async with upstream:
         headers = response_headers(upstream.headers, changed=False)
         response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
-        await _stream(request, upstream, response, None)
+        await _stream(inbound, upstream, response, None, None)
         return response
 
 
 async def _stream(
-    request: web.Request, upstream: aiohttp.ClientResponse, response: web.StreamResponse, copy: list[bytes] | None
-) -> bool:
-    """Whether the upstream's answer came to its end. If not, the client's breaks off like it: the status is out."""
+    inbound: Inbound,
+    upstream: aiohttp.ClientResponse,
+    response: web.StreamResponse,
+    copy: list[bytes] | None,
+    late: bytes | None,
+) -> str | None:
+    """Pass an answer on; None, or why it did not come to its end. The status is out: so its client's breaks off too.
+
+    `late`: the event that ends a stream of events whose time is over.
+    """
+    request = inbound.request
     await response.prepare(request)
     copied = 0
     try:
@@ -122,9 +143,16 @@ async def _stream(
     except UPSTREAM_FAILURES:
         if request.transport is not None:
             request.transport.abort()
-        return False
+        return DIED
+    except asyncio.CancelledError:
+        if not inbound.timed_out:
+            raise
+        events = upstream.content_type == "text/event-stream" and hdrs.CONTENT_ENCODING not in upstream.headers
+        # The blank line ends an event that is half out.
+        await inbound.end_late(response, b"\n\n" + late if late is not None and events else None)
+        return TIMEOUT
     await response.write_eof()
-    return True
+    return None
 
 
 def _in_turn(upstreams: Sequence[str]) -> Iterator[str]:

@@ -1,14 +1,18 @@
 """The port that agents talk to: decides what a request is, and sees to it that every model call is recorded once."""
 
 import asyncio
+import contextlib
 import re
 import time
+from collections import Counter
 from urllib.parse import unquote
 
 import aiohttp
 import orjson
 from aiohttp import web
 
+from sidecar.access_log import AccessLog, Visit
+from sidecar.body import invite_body, read_body
 from sidecar.call import DISCONNECTED, Call
 from sidecar.capture import TIMEOUT, Capture, captured_call
 from sidecar.chat import CHAT, ChatDialect
@@ -37,7 +41,7 @@ _FALLBACK = ChatDialect()
 
 
 class Proxy:
-    """Handles every request of the agents' port. `routes` and `gate` may be replaced while it serves."""
+    """Handles every request of the agents' port. What has no underscore may be replaced while it serves."""
 
     def __init__(
         self,
@@ -53,6 +57,9 @@ class Proxy:
         """Calls cut off from now on were cut off by us, not by their client."""
         self.routes = routes
         self.gate = gate
+        self.access_log: AccessLog | None = None
+        self.refusals: Counter[str] = Counter()
+        """Requests that the gate turned away, by code."""
         self._session = session
         self._recorder = recorder
         self._prompts = prompts
@@ -60,25 +67,50 @@ class Proxy:
 
     def application(self) -> web.Application:
         """The aiohttp application: one handler for all paths."""
-        app = web.Application(client_max_size=self.gate.max_body_bytes)
-        app.router.add_route("*", "/{path:.*}", self.handle)
+        app = web.Application(client_max_size=0)  # `read_body` looks after that
+        app.router.add_route("*", "/{path:.*}", self.handle, expect_handler=self.expect)
         return app
 
+    async def expect(self, request: web.Request) -> None:
+        """Tell a client that waits with its body to go on, or not."""
+        target = split_target(request.raw_path)
+        called = target is not None and target.path.partition("?")[0] in self._dialects
+        await invite_body(request, self.gate.max_body_bytes if called else self.gate.max_upload_bytes)
+
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer one request."""
+        """Answer one request, and say so in the access log."""
+        visit = Visit(time.time_ns())
+        if self.access_log is None:
+            return await self._answer(request, visit)
+        response: web.StreamResponse | None = None
+        try:
+            response = await self._answer(request, visit)
+            with contextlib.suppress(ConnectionError):  # aiohttp sees it too
+                await response.prepare(request)
+                await response.write_eof()
+            return response
+        finally:
+            if self.access_log is not None:
+                self.access_log.note(request, response, visit, stopping=self.stopping)
+
+    async def _answer(self, request: web.Request, visit: Visit) -> web.StreamResponse:
         target = split_target(request.raw_path)
         if target is None or not target.path.startswith("/"):
             return openai_error(400, "the rollout id in the path must be printable ASCII without spaces")
         path = target.path.partition("?")[0]
         dialect = self._dialects.get(path) if request.method == "POST" else None
+        gate = self.gate
         try:
-            caller = self.gate.caller(request.headers)
-            with self.gate.slot():
+            caller = gate.caller(request.headers)
+            visit.tenant = caller.tenant
+            async with gate.slot(caller):
                 if dialect is not None:
-                    return await self._model_call(request, target, dialect, caller)
+                    return await self._model_call(request, target, dialect, caller, visit)
                 return await self._other(request, target, path)
         except Refusal as refusal:
-            return (dialect or _FALLBACK).error(refusal)
+            visit.error = refusal.code
+            self.refusals[refusal.code or str(refusal.status)] += 1
+            return _refused(dialect or _FALLBACK, refusal)
 
     async def _other(self, request: web.Request, target: Target, path: str) -> web.StreamResponse:
         if request.method == "GET" and path == "/v1/models":
@@ -89,12 +121,17 @@ class Proxy:
         if route.policy is not None and unquote(path).rstrip("/") in CONTROL_PATHS:
             message = f"{path} changes the engine and is not for agents: publish through the sidecar's admin port"
             return openai_error(403, message, code="control_path")
-        return await forward(self._session, request, route, target.path)
+        inbound = Inbound(request, target.path, limit_s=self.gate.timeout_s)
+        try:
+            async with asyncio.timeout(inbound.limit_s) as inbound.deadline:
+                return await forward(self._session, inbound, route, self.gate.max_upload_bytes)
+        except TimeoutError:
+            raise _too_late(inbound) from None
 
     async def _model_call(
-        self, request: web.Request, target: Target, dialect: Dialect, caller: Caller
+        self, request: web.Request, target: Target, dialect: Dialect, caller: Caller, visit: Visit
     ) -> web.StreamResponse:
-        call = Call(identify(target, request.headers), time.time_ns(), operation=dialect.operation)
+        visit.call = call = Call(identify(target, request.headers), time.time_ns(), operation=dialect.operation)
         call.tenant, call.agent = caller.tenant, request.headers.get(names.HEADER_AGENT)
         inbound = Inbound(request, target.path, limit_s=self.gate.timeout_s)
         response: web.StreamResponse | None = None
@@ -105,10 +142,7 @@ class Proxy:
             except Refusal as refusal:
                 response = self._refuse(call, dialect, refusal)
             except TimeoutError:
-                if not inbound.timed_out:
-                    raise
-                late = Refusal(504, f"the call took longer than {inbound.limit_s} s: ask for less, or wait", TIMEOUT)
-                response = self._refuse(call, dialect, late)
+                response = self._refuse(call, dialect, _too_late(inbound))
             if not response.prepared:
                 response.headers.update(identity_headers(call))
                 await response.prepare(request)
@@ -123,11 +157,7 @@ class Proxy:
         return response
 
     async def _serve(self, inbound: Inbound, call: Call, dialect: Dialect, caller: Caller) -> web.StreamResponse:
-        limit = self.gate.max_body_bytes
-        try:
-            raw = await inbound.request.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            raise Refusal(413, f"the request is larger than {limit} bytes", "request_too_large") from error
+        raw = await read_body(inbound.request, self.gate.max_body_bytes)
         try:
             body = orjson.loads(raw)
         except orjson.JSONDecodeError as error:
@@ -167,7 +197,7 @@ class Proxy:
     def _refuse(self, call: Call, dialect: Dialect, refusal: Refusal) -> web.Response:
         call.status = refusal.status
         call.fail(refusal.code or str(refusal.status), refusal.message)
-        return dialect.error(refusal)
+        return _refused(dialect, refusal)
 
     def _cut_off(self, call: Call) -> None:
         if call.delivered:
@@ -176,3 +206,17 @@ class Proxy:
             call.fail("shutdown", "the sidecar stopped before the answer ended", ABORTED)
         else:
             call.fail(DISCONNECTED, "the client went away before the answer ended", DISCONNECTED)
+
+
+def _refused(dialect: Dialect, refusal: Refusal) -> web.Response:
+    answer = dialect.error(refusal)
+    if refusal.status == 413:
+        answer.force_close()  # the rest of the body stays unread
+    return answer
+
+
+def _too_late(inbound: Inbound) -> Refusal:
+    """The answer to a request whose time is over. Raises the TimeoutError in flight where it was another's limit."""
+    if not inbound.timed_out:
+        raise  # noqa: PLE0704 - called while it is handled
+    return Refusal(504, f"the call took longer than {inbound.limit_s} s: ask for less, or wait", TIMEOUT)

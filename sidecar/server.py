@@ -18,8 +18,9 @@ from aiohttp import web
 
 from sidecar.admin import Admin
 from sidecar.forward import client_session, control_session
-from sidecar.gate import Gate
+from sidecar.gate import build_gate
 from sidecar.metrics import Metrics
+from sidecar.prompt_store import PromptStore
 from sidecar.prompts import Prompts
 from sidecar.proxy import Proxy
 from sidecar.publish import Publisher
@@ -91,9 +92,11 @@ async def serve(settings: Settings, *, shutdown_s: float = SHUTDOWN_S) -> AsyncI
             max_bytes=settings.sidecar.stored_responses_bytes,
         )
         stack.callback(responses.close)
-        proxy = Proxy(routes, session, recorder, gate=Gate(), prompts=Prompts(), responses=responses)
+        prompts = Prompts(settings.sidecar.data)
+        stack.callback(prompts.close)
+        proxy = Proxy(routes, session, recorder, gate=build_gate(settings), prompts=prompts, responses=responses)
         publisher = Publisher(control, settings.sidecar.weights)
-        admin = Admin(routes, control, publisher, metrics, sender)
+        admin = Admin(routes, control, publisher, metrics, sender, PromptStore(settings.sidecar.data))
         host = settings.sidecar.host
         admin_runner = web.AppRunner(admin.application(), access_log=None, shutdown_timeout=shutdown_s)
         admin_port = await _listen(stack, admin_runner, host, settings.sidecar.admin_port)

@@ -78,7 +78,9 @@ class SidecarSettings(_Section):
     stored_responses_bytes: int = Field(default=256 << 20, ge=0)
 
     max_body_bytes: int = Field(default=64 << 20, gt=0)
-    """Larger requests get 413."""
+    """Larger model calls get 413."""
+    max_upload_bytes: int = Field(default=0, ge=0)
+    """The same for requests that are passed on as they come, such as files, and take no memory. 0: no limit."""
     max_concurrency: int = Field(default=0, ge=0)
     """Requests served at a time; each of several workers admits its share, at least one. 0: no limit."""
     max_waiting: int = Field(default=256, ge=0)
