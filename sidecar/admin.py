@@ -9,10 +9,12 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sidecar import publish
+from sidecar.admin_prompts import PromptAdmin
 from sidecar.engine import EngineError
 from sidecar.metrics import CONTENT_TYPE, Metrics
 from sidecar.openai_error import JSON
 from sidecar.policy import Policy
+from sidecar.prompt_store import PromptStore
 from sidecar.publish import ConflictError, Publisher
 from sidecar.routes import Routes
 from tracegrad.errors import InputError
@@ -41,7 +43,10 @@ class Admin:
         publisher: Publisher,
         metrics: Metrics,
         sender: OtlpSender,
+        *,
+        prompts: PromptStore,
     ) -> None:
+        self._prompts = PromptAdmin(prompts)
         self._policies = routes.policies
         self._session = session
         self._publisher = publisher
@@ -55,6 +60,7 @@ class Admin:
         app.router.add_post("/policies/{name}/publish", self.publish)
         app.router.add_post("/policies/{name}/pause", self.pause)
         app.router.add_post("/policies/{name}/resume", self.resume)
+        self._prompts.register(app)
         app.router.add_get("/healthz", self.healthz)
         app.router.add_get("/readyz", self.readyz)
         app.router.add_get("/metrics", self.metrics)
