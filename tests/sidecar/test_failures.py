@@ -11,7 +11,7 @@ from fake_vllm import FakeVllm
 from sidecar_harness import Harness
 from stand_ins import ReceivedSpan
 
-from sidecar.gate import Gate
+from tracegrad.settings import SidecarSettings
 
 
 def reason(span: ReceivedSpan) -> tuple[Any, Any, int]:
@@ -80,7 +80,7 @@ async def test_an_unknown_model_is_a_404_that_lists_the_known(harness: Harness) 
 
 
 async def test_too_large_a_request_is_a_413(harness: Harness, fake: FakeVllm) -> None:
-    padding = "x" * Gate.max_body_bytes
+    padding = "x" * SidecarSettings().max_body_bytes
     answer = await harness.chat({"user": padding})
     assert answer.status == 413
     assert (await answer.json())["error"]["code"] == "request_too_large"
