@@ -1,6 +1,7 @@
 """Ends calls: proves the version, builds the spans, queues them. Every call is recorded exactly once.
 
-Nothing here delays the client: the question to the engine is asked after the answer went out.
+Nothing here delays the client: the question to the engine is asked after the answer went out, once for all calls that
+ended meanwhile, and agents are served between two spans.
 """
 
 import asyncio
@@ -26,34 +27,64 @@ class Recorder:
     def __init__(self, sender: OtlpSender, metrics: Metrics) -> None:
         self._sender = sender
         self._metrics = metrics
-        self._pending: set[asyncio.Task[None]] = set()
+        self._unproved: dict[Replica, list[Call]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
 
     def finish(self, call: Call) -> None:
         """The call has ended now, well or badly."""
         call.ended_ns = time.time_ns()
         self._metrics.calls[str(CLIENT_CLOSED if call.error_type == DISCONNECTED else call.status)] += 1
         replica = call.replica
-        if replica is None or call.untrainable is not None or call.start != replica.stamp:
+        if replica is None or call.untrainable is not None or call.start != replica.stamp or self._closing:
             self._record(call)
             return
-        task = asyncio.create_task(self._confirm(call, replica))
-        self._pending.add(task)
-        task.add_done_callback(self._pending.discard)
+        waiting = self._unproved.get(replica)
+        if waiting is not None:
+            waiting.append(call)
+            return
+        self._unproved[replica] = [call]
+        task = asyncio.create_task(self._prove(replica))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def close(self, timeout_s: float) -> None:
         """Record what is pending, unproved where the engine does not answer in time."""
-        if self._pending:
-            await asyncio.wait(self._pending, timeout=timeout_s)
-        for task in self._pending:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+        self._closing = True
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._pending, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _confirm(self, call: Call, replica: Replica) -> None:
-        try:
-            call.end = await asyncio.wait_for(replica.confirmed(), CONFIRM_LIMIT_S)
-        except TimeoutError:
-            log.warning("engine did not confirm its version url=%s limit_s=%d", replica.url, CONFIRM_LIMIT_S)
-        finally:
+    async def _prove(self, replica: Replica) -> None:
+        """Ask the engine once for all calls that ended before the question, until none is left."""
+        while calls := self._unproved[replica]:
+            self._unproved[replica] = []
+            try:
+                async with asyncio.timeout(CONFIRM_LIMIT_S):
+                    end = await replica.confirmed()
+                for call in calls:
+                    call.end = end
+            except TimeoutError:
+                log.warning("engine did not confirm its version url=%s limit_s=%d", replica.url, CONFIRM_LIMIT_S)
+            except asyncio.CancelledError:
+                self._record_all(calls + self._unproved.pop(replica))
+                raise
+            await self._record_in_turn(replica, calls)
+        del self._unproved[replica]
+
+    async def _record_in_turn(self, replica: Replica, calls: list[Call]) -> None:
+        for place, call in enumerate(calls):
+            self._record(call)
+            try:
+                await asyncio.sleep(0)  # a call that has arrived is served first
+            except asyncio.CancelledError:
+                self._record_all(calls[place + 1 :] + self._unproved.pop(replica))
+                raise
+
+    def _record_all(self, calls: list[Call]) -> None:
+        for call in calls:
             self._record(call)
 
     def _record(self, call: Call) -> None:

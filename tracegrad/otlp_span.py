@@ -13,6 +13,7 @@ Value = str | bool | int | float | Sequence[str] | None
 SPAN_INTERNAL, SPAN_SERVER = 1, 2
 _STATUS_ERROR = 2
 _SAMPLED = b"\x85\x01\x01\x00\x00\x00"  # flags = 16, fixed32: the trace is sampled
+_ONE_BYTE = tuple(bytes((number,)) for number in range(0x80))
 _fixed64 = struct.Struct("<Q").pack
 _double = struct.Struct("<d").pack
 
@@ -83,7 +84,9 @@ def field(tag: bytes, content: bytes) -> bytes:
 def varint(number: int) -> bytes:
     """A protobuf varint of a number that is not negative."""
     if number < 0x80:
-        return bytes((number,))
+        return _ONE_BYTE[number]
+    if number < 0x4000:
+        return bytes((number & 0x7F | 0x80, number >> 7))
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
