@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import fake_completions
 from aiohttp import web
 
 PROMPT_IDS = [11, 12, 13]
@@ -64,6 +65,7 @@ class FakeVllm:
     def application(self) -> web.Application:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_post("/v1/completions", self.chat)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/weight_info", self.weight_info)
         app.router.add_get("/is_paused", self.is_paused)
@@ -144,6 +146,9 @@ class FakeVllm:
             assert request.transport is not None
             request.transport.abort()
             return web.Response()
+        if request.path == "/v1/completions":
+            text = fake_completions.whole(body, self.finish_reason)
+            return web.Response(body=text, content_type="application/json")
         n = body.get("n") or 1
         tokens, deltas = self._tokens(body)
         message: dict[str, Any] = {"role": "assistant", "content": "".join(CONTENT), "refusal": None}
@@ -182,7 +187,9 @@ class FakeVllm:
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         pending = b""
-        for number, event in enumerate(self._events(body)):
+        text = request.path == "/v1/completions"
+        events = fake_completions.events(body, self.finish_reason) if text else self._events(body)
+        for number, event in enumerate(events):
             if number == self.die_after:
                 assert request.transport is not None
                 request.transport.abort()
