@@ -2,17 +2,15 @@
 
 from sidecar.anthropic.dialect import MessagesDialect
 from sidecar.chat import ChatDialect, EmbeddingsDialect
+from sidecar.completions.dialect import CompletionsDialect
 from sidecar.dialect import Dialect, Native
+from sidecar.responses.dialect import ResponsesDialect
 from sidecar.responses.store import ResponseStore
 
 
 class _Unread(ChatDialect):
     operation = "chat"
     native: Native | None = None
-
-
-class _UnreadText(_Unread):
-    operation = "text_completion"
 
 
 MODEL_CALLS = ("/v1/chat/completions", "/v1/embeddings", "/v1/completions", "/v1/responses", "/v1/messages")
@@ -24,7 +22,7 @@ def dialects(responses: ResponseStore) -> dict[str, Dialect]:
     return {
         "/v1/chat/completions": ChatDialect(),
         "/v1/embeddings": EmbeddingsDialect(),
-        "/v1/completions": _UnreadText(),
-        "/v1/responses": _Unread(),
+        "/v1/completions": CompletionsDialect(),
+        "/v1/responses": ResponsesDialect(responses),
         "/v1/messages": MessagesDialect(),
     }

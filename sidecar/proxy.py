@@ -31,6 +31,7 @@ from sidecar.passthrough import forward, recorded_call
 from sidecar.prompts import Prompts
 from sidecar.recorder import Recorder
 from sidecar.responses.store import ResponseStore
+from sidecar.responses.stored import about_stored, names_response
 from sidecar.routes import Routes
 from tracegrad import names
 
@@ -63,6 +64,7 @@ class Proxy:
         self._session = session
         self._recorder = recorder
         self._prompts = prompts
+        self._responses = responses
         self._dialects = dialects(responses)
 
     def application(self) -> web.Application:
@@ -106,18 +108,22 @@ class Proxy:
             async with gate.slot(caller):
                 if dialect is not None:
                     return await self._model_call(request, target, dialect, caller, visit)
-                return await self._other(request, target, path)
+                return await self._other(request, target, path, caller)
         except Refusal as refusal:
             visit.error = refusal.code
             self.refusals[refusal.code or str(refusal.status)] += 1
             return _refused(dialect or _FALLBACK, refusal)
 
-    async def _other(self, request: web.Request, target: Target, path: str) -> web.StreamResponse:
+    async def _other(self, request: web.Request, target: Target, path: str, caller: Caller) -> web.StreamResponse:
         if request.method == "GET" and path == "/v1/models":
             return await list_models(self._session, self.routes, request)
         if request.method == "GET" and (model := _MODEL_PATH.fullmatch(path)):
             return await show_model(self._session, self.routes, request, unquote(model[1]))
+        if (kept := about_stored(self._responses, caller.tenant, request, path)) is not None:
+            return kept
         route = self.routes.default
+        if route.policy is not None and (missing := names_response(path)):
+            raise Refusal(404, f"Response with id '{missing}' not found.")
         if route.policy is not None and unquote(path).rstrip("/") in CONTROL_PATHS:
             message = f"{path} changes the engine and is not for agents: publish through the sidecar's admin port"
             return openai_error(403, message, code="control_path")

@@ -41,19 +41,25 @@ CREATE TRIGGER IF NOT EXISTS responses_removed AFTER DELETE ON responses BEGIN
 END;
 """
 
-_CHAIN = """
-WITH RECURSIVE chain (id, previous, depth) AS (
-    SELECT id, previous, 0 FROM responses WHERE tenant = :tenant AND id = :id
+_USE_CHAIN = """
+WITH RECURSIVE chain (id, previous) AS (
+    SELECT id, previous FROM responses WHERE tenant = :tenant AND id = :id
     UNION ALL
-    SELECT earlier.id, earlier.previous, depth + 1
+    SELECT earlier.id, earlier.previous
     FROM chain JOIN responses AS earlier ON earlier.tenant = :tenant AND earlier.id = chain.previous
 )
+UPDATE responses SET used = :used WHERE tenant = :tenant AND id IN (SELECT id FROM chain)
 """
-_USE_CHAIN = _CHAIN + "UPDATE responses SET used = :used WHERE tenant = :tenant AND id IN (SELECT id FROM chain)"
-_READ_CHAIN = _CHAIN + (
-    "SELECT id, r.previous, input, response FROM chain JOIN responses AS r USING (id) "
-    "WHERE r.tenant = :tenant ORDER BY depth DESC"
+
+_READ_CHAIN = """
+WITH RECURSIVE chain (id, previous, input, response, depth) AS (
+    SELECT id, previous, input, response, 0 FROM responses WHERE tenant = :tenant AND id = :id
+    UNION ALL
+    SELECT earlier.id, earlier.previous, earlier.input, earlier.response, depth + 1
+    FROM chain JOIN responses AS earlier ON earlier.tenant = :tenant AND earlier.id = chain.previous
 )
+SELECT id, previous, input, response FROM chain ORDER BY depth DESC
+"""
 
 
 class StoreError(Exception):
