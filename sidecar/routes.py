@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sidecar.continuation.road import Continuation
 from sidecar.facts import Facts
 from sidecar.matcher import STAR, Matcher, ModelName, matcher
 from sidecar.policy import Policy, Replica
@@ -35,6 +36,8 @@ class Route:
     """Sampling settings of a policy, set whatever the client asked for."""
     match: Matcher | None = None
     """Which of the calls for this name it takes; None: all."""
+    continuation: Continuation | None = None
+    """Of a policy: how its calls go on where earlier ones ended. The same for all entries of the policy."""
 
     def __repr__(self) -> str:
         return f"Route({self.name!r}, {self.upstreams!r})"
@@ -106,7 +109,8 @@ def build_routes(settings: Settings) -> Routes:
     """
     given = settings.routes
     policies = _policies(given)
-    routes = [_route(entry, policies) for entry in given]
+    continuations = _continuations(given)
+    routes = [_route(entry, policies, continuations) for entry in given]
     for one, other in itertools.combinations(routes, 2):
         if one.name == other.name and one.match == other.match:
             raise SettingsError(
@@ -137,7 +141,22 @@ def _policies(given: Sequence[ModelRoute]) -> dict[str, Policy]:
     return policies
 
 
-def _route(entry: ModelRoute, policies: Mapping[str, Policy]) -> Route:
+def _continuations(given: Sequence[ModelRoute]) -> dict[str, Continuation]:
+    found: dict[str, Continuation] = {}
+    for entry in given:
+        if entry.policy is None:
+            if entry.continuation == "tokens":
+                raise SettingsError(
+                    f"[[model]] name {entry.name!r} has continuation but no policy: take one, or give one"
+                )
+            continue
+        policy = found.setdefault(entry.policy, Continuation(entry.policy, entry.continuation))
+        if policy.setting != entry.continuation:
+            raise SettingsError(f"[[model]] entries of policy {entry.policy!r} differ in continuation: give one value")
+    return found
+
+
+def _route(entry: ModelRoute, policies: Mapping[str, Policy], continuations: Mapping[str, Continuation]) -> Route:
     secret = entry.api_key.get_secret_value() if entry.api_key else None
     policy = policies[entry.policy] if entry.policy else None
     try:
@@ -151,4 +170,5 @@ def _route(entry: ModelRoute, policies: Mapping[str, Policy]) -> Route:
         f"Bearer {secret}" if secret else None,
         served=entry.served,
         match=None if match == Matcher() else match,
+        continuation=continuations.get(entry.policy or ""),
     )

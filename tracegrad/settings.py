@@ -10,7 +10,7 @@ import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import orjson
@@ -174,6 +174,12 @@ class ModelRoute(_Section):
     served: str | None = Field(default=None, min_length=1)
     """The upstream's own name of the model: `model` of each request is set to it, and the answers say it."""
     match: CallMatch | None = None
+    continuation: Literal["auto", "tokens", "off"] = "auto"
+    """Of a policy: whether a call that extends an earlier one of its rollout is prompted with that one's exact tokens.
+
+    `auto`: where the chat template is append-only, so that nothing but the tokenisation of history can differ.
+    `tokens`: also where the template would take something out of history (earlier thinking), which then stays in.
+    """
 
     @field_validator("upstream")
     @classmethod

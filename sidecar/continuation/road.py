@@ -1,0 +1,216 @@
+"""Which road a call of a policy takes: its own messages, or an earlier call's tokens and what is new after them."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from sidecar.chat_answer import Answer, Choice, inexact_reason
+from sidecar.continuation.bridge import bridge, marked
+from sidecar.continuation.conversation import Conversation, conversation, has_media, thought
+from sidecar.continuation.memory import Key, Memory, Turn, ids_text
+from sidecar.continuation.render import Renderer, RenderError
+from sidecar.continuation.template import Template
+from sidecar.continuation.templates import Templates
+
+log = logging.getLogger(__name__)
+
+Setting = Literal["auto", "tokens", "off"]
+Json = dict[str, Any]
+
+TOKENS = "tokens"
+NO_HISTORY, NOT_AN_EXTENSION, NOTHING_NEW = "no_history", "not_an_extension", "nothing_new"
+EDITED_THINKING, DROPPED_THINKING = "edited_thinking", "dropped_thinking"
+MEDIA, UNUSUAL, TOO_LONG = "media", "unusual_request", "too_long"
+TEMPLATE, UNPROVED, CUT_OFF, OTHER_END = "template", "unproved", "cut_off_tool_call", "other_end"
+UNRENDERED, IGNORED = "unrendered", "ignored"
+
+FIELD = "kv_transfer_params"
+"""Where vLLM (0.32) takes a chat completion's prompt as ids, in the member `prompt_token_ids`."""
+UNUSUAL_FIELDS = ("echo", "continue_final_message", "truncate_prompt_tokens", "use_beam_search", FIELD)
+"""Fields of a request whose prompt is more, or less, than its messages."""
+
+
+class _Ordinary(Exception):  # noqa: N818 - not a failure: the other road
+    """The call goes by its messages."""
+
+
+@dataclass
+class Extension:
+    """One call's part in this: what it extends, and what it leaves for others to extend."""
+
+    outcome: str | None
+    """`tokens`, or why not; None where the request holds no earlier answer."""
+    memory: Memory | None = None
+    """None: nothing is kept of this call."""
+    key: Key = ("", 0)
+    talk: Conversation | None = None
+    before: Turn | None = None
+    new: str = ""
+    """The ids after those of `before`, where the outcome is `tokens`."""
+    stops: bool = False
+    """Whether stop strings may end the answer."""
+
+    @property
+    def prompt(self) -> str:
+        """The ids to prompt the engine with, as compact JSON text without brackets; empty on the ordinary road."""
+        return f"{self.before.tokens},{self.new}" if self.before is not None else ""
+
+    def answered(self, answer: Answer) -> None:
+        """Keep what came back, where its tokens are complete. To be called before the client has the whole answer."""
+        prompt, memory, talk = answer.prompt_token_ids, self.memory, self.talk
+        if prompt is None or memory is None or talk is None:
+            return
+        self.memory = None
+        if self.before is not None and ids_text(prompt) != self.prompt:
+            self.outcome, self.before = IGNORED, None
+            log.warning("the engine does not take a chat's prompt as ids: exact continuation needs vLLM 0.32 or newer")
+        new = self.new if self.before is not None else ids_text(prompt)
+        for choice in answer.choices:
+            if choice.token_ids is not None and inexact_reason(answer, choice) in (None, "no_logprobs"):
+                turn = _turn(talk, choice, self.before, new, ids_text(choice.token_ids), stops=self.stops)
+                memory.add(self.key, talk.answered(choice), turn)
+
+
+def _turn(talk: Conversation, choice: Choice, before: Turn | None, new: str, response: str, *, stops: bool) -> Turn:
+    messages = talk.messages
+    thinking = {place: found for place, one in enumerate(messages) if (found := thought(one))}
+    if before is not None:
+        thinking |= before.thinking
+    if found := thought(choice.message):
+        thinking[len(messages)] = found
+    broken_off = choice.finish_reason == "length" or (choice.finish_reason == "stop" and stops)
+    return Turn(before, new, response, broken_off, thinking)
+
+
+class Continuation:
+    """One policy's. `setting` auto: where the template is append-only; tokens: everywhere; off: nowhere."""
+
+    def __init__(self, policy: str, setting: Setting = "auto", memory: Memory | None = None) -> None:
+        self.policy = policy
+        self.setting: Setting = setting
+        self._memory = memory or Memory()
+        self._templates = Templates(self._said)
+        self._last: tuple[str, str] | None = None
+
+    async def extend(self, renderer: Renderer, key: Key, chat: Mapping[str, Any]) -> Extension | None:
+        """What the engine is to be asked, for a chat request as it would be sent. None: switched off."""
+        if self.setting == "off":
+            return None
+        known = self._templates.known(renderer, chat)
+        if known is not None and not self._usable(known):
+            return Extension(TEMPLATE if _has_answer(chat) else None)
+        talk = conversation(*key, chat)
+        if talk is None or has_media(talk.messages):
+            return Extension(MEDIA if talk is not None and talk.prefixes else None)
+        extension = Extension(None, self._memory, key, talk, stops=bool(chat.get("stop")))
+        if talk.prefixes:
+            try:
+                await self._prompt(renderer, chat, extension)
+                extension.outcome = TOKENS
+            except _Ordinary as reason:
+                extension.outcome, extension.before = str(reason), None
+            except RenderError as error:
+                log.debug("not continued policy=%s problem=%s", self.policy, error)
+                extension.outcome, extension.before = UNRENDERED, None
+        return extension
+
+    async def examine(self, renderer: Renderer, chat: Mapping[str, Any]) -> None:
+        """Find out about the engine's template. Raises RenderError."""
+        if self.setting != "off":
+            await self._templates.of(renderer, chat)
+
+    @property
+    def decided(self) -> bool:
+        """Whether it is known what calls do that name no template variables."""
+        return self.state[0] != "unknown"
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """What calls do that name no template variables (off, unknown, refused, tokens), and why."""
+        if self.setting == "off":
+            return "off", 'continuation = "off"'
+        known = self._templates.plain
+        if not known:
+            return "unknown", self._templates.problem or "no engine was examined yet"
+        worst = min(known, key=lambda one: (one.end is not None, one.append_only))
+        if worst.append_only:
+            return TOKENS, f"the template is append-only: {worst.why}"
+        why = f"the template is not append-only: {worst.why}"
+        if worst.end is None:
+            return "refused", why
+        if self.setting == "auto":
+            return "refused", f'{why}. continuation = "tokens" keeps history as it was sampled all the same'
+        return TOKENS, f"{why}. History stays as it was sampled all the same, as continuation says"
+
+    def describe(self) -> dict[str, str]:
+        """For people and programs."""
+        state, why = self.state
+        return {"setting": self.setting, "state": state, "why": why}
+
+    def _said(self) -> None:
+        if (state := self.state) != self._last:
+            self._last = state
+            level = logging.WARNING if state[0] == "refused" and self.setting == "tokens" else logging.INFO
+            log.log(level, "continuation policy=%s state=%s why=%s", self.policy, *state)
+
+    def _usable(self, template: Template) -> bool:
+        return template.end is not None and (template.append_only or self.setting == TOKENS)
+
+    async def _prompt(self, renderer: Renderer, chat: Mapping[str, Any], extension: Extension) -> None:
+        """Set what the call extends and what is new. Raises _Ordinary and RenderError."""
+        if any(chat.get(name) for name in UNUSUAL_FIELDS) or chat.get("add_generation_prompt") is False:
+            raise _Ordinary(UNUSUAL)
+        place, before = self._before(extension)
+        talk = extension.talk
+        assert talk is not None  # noqa: S101 - the caller made it
+        if place == len(talk.messages):
+            raise _Ordinary(NOTHING_NEW)
+        template = await self._templates.of(renderer, chat)
+        end = template.end
+        if end is None or not self._usable(template) or (chat.get("tools") and not template.tools):
+            raise _Ordinary(TEMPLATE)
+        self._check_thinking(talk.messages[:place], before, template)
+        answer = talk.messages[place - 1]
+        other = marked(answer)
+        closed = before.last == end
+        if other is None or (answer.get("tool_calls") and not closed):
+            raise _Ordinary(CUT_OFF)
+        if not closed and not before.broken_off:
+            raise _Ordinary(OTHER_END)
+        messages = [*talk.messages]
+        rendered, changed = await renderer.all(chat, messages, [*messages[: place - 1], other, *messages[place:]])
+        known: list[int] = orjson.loads(f"[{before.tokens}]")
+        turns = known[: -before.sampled].count(end)
+        new = bridge(rendered.ids, changed.ids, end, turns=turns, closed=closed)
+        if not new:
+            raise _Ordinary(UNPROVED)
+        if len(known) + len(new) >= rendered.max_model_len:
+            raise _Ordinary(TOO_LONG)
+        extension.before, extension.new = before, ",".join(map(str, new))
+
+    def _before(self, extension: Extension) -> tuple[int, Turn]:
+        """The longest known conversation that this one begins with, as its number of messages and its last turn."""
+        assert extension.talk is not None  # noqa: S101 - the caller made it
+        for place, digest in reversed(extension.talk.prefixes):
+            if (turn := self._memory.find(extension.key, digest)) is not None:
+                return place, turn
+        raise _Ordinary(NOT_AN_EXTENSION if extension.key in self._memory else NO_HISTORY)
+
+    def _check_thinking(self, messages: Sequence[Json], before: Turn, template: Template) -> None:
+        """Thinking that the prompt shows may be missing from the messages only where it may stay regardless."""
+        for place, message in enumerate(messages):
+            given, shown = thought(message), before.thinking.get(place, "")
+            if given and given != shown:
+                raise _Ordinary(EDITED_THINKING)
+            if self.setting != TOKENS and shown and not (given and template.writes_thinking):
+                raise _Ordinary(DROPPED_THINKING)
+
+
+def _has_answer(chat: Mapping[str, Any]) -> bool:
+    messages = chat.get("messages")
+    return isinstance(messages, list) and any(
+        isinstance(one, dict) and one.get("role") == "assistant" for one in messages
+    )
