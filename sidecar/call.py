@@ -108,6 +108,8 @@ def call_spans(call: Call) -> Iterator[bytes]:
             own[names.OUTPUT_MESSAGES] = output_messages([choice])
             own[names.FINISH_REASONS] = [choice.finish_reason] if choice.finish_reason else None
             own |= {name: values[name] for name in SHARED_BY_CHOICES}
+            if choice.prompt is not None:
+                own |= _own_prompt(call, choice, choice.prompt)
             yield _span(call, "choice", context, parent=call.identity.context.span_id, values=own, kind=SPAN_INTERNAL)
     else:
         values |= _choice_values(call, choices[0] if choices else None)
@@ -148,10 +150,20 @@ def _choice_values(call: Call, choice: Choice | None) -> dict[str, Value]:
     }
     if choice is not None:
         values[names.CHOICE_INDEX] = choice.index if call.policy else None
-        values[names.PROMPT_TOKEN_IDS] = _text(call.answer.prompt_token_ids)
+        values[names.PROMPT_TOKEN_IDS] = _text(call.answer.prompt_of(choice))
         values[names.RESPONSE_TOKEN_IDS] = _text(choice.token_ids)
         values[names.RESPONSE_LOGPROBS] = _text(choice.logprobs)
     return values
+
+
+def _own_prompt(call: Call, choice: Choice, place: int) -> dict[str, Value]:
+    """Of the several prompts of a call, the one that a choice answers."""
+    messages = call.chat(call.body).get("messages") or []
+    ids = choice.prompt_token_ids
+    return {
+        names.INPUT_MESSAGES: input_messages(messages[place : place + 1]),
+        names.INPUT_TOKENS: ids.count if ids is not None else None,
+    }
 
 
 def _identity_values(identity: Identity) -> dict[str, Value]:

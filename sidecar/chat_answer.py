@@ -37,6 +37,10 @@ class Choice:
     finish_reason: str | None
     token_ids: Numbers | None = None
     logprobs: Numbers | None = None
+    prompt: int | None = None
+    """Which of several prompts of one call it answers; None: there was one."""
+    prompt_token_ids: Numbers | None = None
+    """The ids of that prompt; those of the only one are the answer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,16 @@ class Answer:
     prompt_token_ids: Numbers | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+
+    def prompt_of(self, choice: Choice) -> Numbers | None:
+        """The ids of the prompt that a choice answers."""
+        return self.prompt_token_ids if choice.prompt is None else choice.prompt_token_ids
+
+    @property
+    def prompt_ids_count(self) -> int:
+        """How many prompt ids there are, each prompt counted once, as the engine's usage does."""
+        found = {choice.prompt: self.prompt_of(choice) for choice in self.choices}
+        return sum(ids.count for ids in found.values() if ids is not None)
 
 
 def read_answer(body: Mapping[str, Any]) -> Answer:
@@ -86,11 +100,11 @@ def inexact_reason(answer: Answer, choice: Choice) -> str | None:
         return ABORTED
     if choice.finish_reason == "error":
         return "error"
-    prompt, sampled = answer.prompt_token_ids, choice.token_ids
+    prompt, sampled = answer.prompt_of(choice), choice.token_ids
     if prompt is None or not prompt.count or sampled is None or not sampled.count:
         return "no_token_ids"
     total = sum(one.token_ids.count for one in answer.choices if one.token_ids is not None)
-    if total != answer.completion_tokens or prompt.count != answer.prompt_tokens:
+    if total != answer.completion_tokens or answer.prompt_ids_count != answer.prompt_tokens:
         return "incomplete_token_ids"
     if choice.logprobs is None or choice.logprobs.count != sampled.count:
         return "no_logprobs"

@@ -106,7 +106,7 @@ def _logprobs(body: dict[str, Any], asked: list[int], own: list[int]) -> dict[st
         "text_offset": list(range(len(tokens))),
         "token_logprobs": values,
         "tokens": [f"t{one}" for one in tokens],
-        "top_logprobs": [None if value is None else {f"t{one}": value} for one, value in zip(tokens, values)],
+        "top_logprobs": [value and {f"t{one}": value} for one, value in zip(tokens, values, strict=True)],
     }
 
 

@@ -1,0 +1,1 @@
+"""Text completions, the second API that a policy's engine speaks itself."""
