@@ -1,13 +1,13 @@
-"""Counters of one sidecar, in Prometheus' text format."""
+"""What one process of the sidecar counts."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from sidecar.exposition import Family, Histogram, render
 from sidecar.policy import Policy
 from tracegrad.otlp import OtlpSender
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 CLIENT_CLOSED = 499
 """The status under which calls are counted whose client went away before the answer ended."""
 
@@ -23,68 +23,90 @@ class Metrics:
     """By policy and outcome."""
     unrecorded: int = 0
     """Calls whose spans could not be built."""
+    refusals: Counter[str] = field(default_factory=Counter)
+    """Requests that were turned away at the gate, by code."""
+    durations: Histogram = field(default_factory=Histogram)
+    waiting: int = 0
+    """Requests that wait for a place."""
+    log_lines_lost: int = 0
 
     def render(self, policies: Iterable[Policy], sender: OtlpSender) -> str:
-        """The whole page."""
+        """The whole page of this process."""
+        return render(self.families(policies, sender))
+
+    def families(self, policies: Iterable[Policy], sender: OtlpSender | None) -> list[Family]:
+        """Everything that is counted. `sender` None: a process that sends no spans."""
         replicas = [(policy.name, replica) for policy in policies for replica in policy.replicas]
-        spans = sender.counters
-        states = {
-            "queued": spans.queued,
-            "sent": spans.sent,
-            "dropped_queue_full": spans.dropped_queue_full,
-            "dropped_refused": spans.dropped_refused,
-        }
-        families = (
-            _family("calls_total", "counter", "Model calls by HTTP status.", ("status",), _one(self.calls)),
-            _family(
+        of_spans = _spans(sender) if sender is not None else ()
+        return [
+            Family("calls_total", "counter", "Model calls by HTTP status.", ("status",), _one(self.calls)),
+            Family(
                 "choices_total",
                 "counter",
                 "Sampled answers by whether they may be trained on, and why not.",
                 ("trainable", "reason"),
                 {("false" if reason else "true", reason): n for reason, n in self.choices.items()},
             ),
-            _family("publishes_total", "counter", "Publications by outcome.", ("policy", "outcome"), self.publishes),
-            _family("spans_total", "counter", "Spans by what became of them.", ("state",), _one(states)),
-            _family("span_retries_total", "counter", "Exports that were tried again.", (), {(): spans.retries}),
-            _family("unrecorded_total", "counter", "Calls whose spans could not be built.", (), {(): self.unrecorded}),
-            _family("span_queue_bytes", "gauge", "Bytes of spans that wait.", (), {(): sender.queue_bytes}),
-            _family(
+            Family("publishes_total", "counter", "Publications by outcome.", ("policy", "outcome"), self.publishes),
+            *of_spans,
+            Family("unrecorded_total", "counter", "Calls whose spans could not be built.", (), {(): self.unrecorded}),
+            Family(
+                "refusals_total",
+                "counter",
+                "Requests turned away, by code.",
+                ("code",),
+                _one(self.refusals),
+            ),
+            self.durations.family("request_seconds", "How long requests took, from arrival to last byte."),
+            Family("waiting", "gauge", "Requests that wait for a place.", (), {(): self.waiting}),
+            Family(
+                "log_lines_lost_total",
+                "counter",
+                "Lines of the access log that could not be written.",
+                (),
+                {(): self.log_lines_lost},
+            ),
+            Family(
                 "policy_version",
                 "gauge",
                 "The version the engine named last; absent while unknown.",
                 ("policy", "replica"),
                 {(name, one.url): one.version for name, one in replicas if one.version is not None},
+                "own",
             ),
-            _family(
+            Family(
                 "replica_up",
                 "gauge",
                 "Whether the engine answers and its version is known.",
                 ("policy", "replica"),
                 {(name, one.url): int(one.healthy) for name, one in replicas},
+                "own",
             ),
-            _family(
+            Family(
                 "in_flight",
                 "gauge",
                 "Calls in flight.",
                 ("policy", "replica"),
                 {(name, one.url): one.in_flight for name, one in replicas},
+                "own",
             ),
-        )
-        return "".join(families)
+        ]
 
 
-def _one(values: Mapping[str, int]) -> dict[tuple[str, ...], int]:
+def _spans(sender: OtlpSender) -> tuple[Family, ...]:
+    spans = sender.counters
+    states = {
+        "queued": spans.queued,
+        "sent": spans.sent,
+        "dropped_queue_full": spans.dropped_queue_full,
+        "dropped_refused": spans.dropped_refused,
+    }
+    return (
+        Family("spans_total", "counter", "Spans by what became of them.", ("state",), _one(states)),
+        Family("span_retries_total", "counter", "Exports that were tried again.", (), {(): spans.retries}),
+        Family("span_queue_bytes", "gauge", "Bytes of spans that wait.", (), {(): sender.queue_bytes}),
+    )
+
+
+def _one(values: Mapping[str, int]) -> dict[tuple[str, ...], float]:
     return {(label,): value for label, value in values.items()}
-
-
-def _family(name: str, kind: str, text: str, labels: tuple[str, ...], samples: Mapping[tuple[str, ...], int]) -> str:
-    full = f"tracegrad_sidecar_{name}"
-    lines = [f"# HELP {full} {text}", f"# TYPE {full} {kind}"]
-    for values, number in samples.items():
-        pairs = ",".join(f'{label}="{_escape(value)}"' for label, value in zip(labels, values, strict=True))
-        lines.append(f"{full}{{{pairs}}} {number}" if pairs else f"{full} {number}")
-    return "\n".join(lines) + "\n"
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
