@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from sidecar.chat_answer import Answer, Choice, Numbers, inexact_reason, mapping, text
+from sidecar.continuation.extension import Extension
 from sidecar.identity import Identity
 from sidecar.messages import input_messages, output_messages, tool_definitions
 from sidecar.policy import Replica, Stamp
@@ -54,6 +55,8 @@ class Call:
     """Gives the body in chat completions' names."""
     pins: Mapping[str, Any] = field(default_factory=dict)
     """Sampling settings that were set whatever the client asked for."""
+    continuation: Extension | None = None
+    """What it extends by token ids, or why it does not; None where that is switched off."""
     policy: str | None = None
     replica: Replica | None = None
     """The engine that serves a policy's call."""
@@ -187,6 +190,7 @@ def _call_values(call: Call) -> dict[str, Value]:
         names.CONVERSATION_ID: _conversation(call.body),
         names.AGENT_NAME: call.agent,
         names.TENANT: call.tenant or None,
+        names.CONTINUATION: call.continuation.outcome if call.continuation else None,
         names.PROMPT_NAME: call.prompt[0] if call.prompt else None,
         names.PROMPT_VERSION: call.prompt[1] if call.prompt else None,
         **_request_values(body),

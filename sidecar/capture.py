@@ -13,8 +13,10 @@ import orjson
 from aiohttp import web
 
 from sidecar.call import Call
+from sidecar.chat import CHAT
 from sidecar.chat_answer import mapping, text
 from sidecar.chat_request import Hidden, with_fields
+from sidecar.continuation.render import Renderer
 from sidecar.dialect import Dialect, Exchange, Json, Native, NativeStream, Refusal, StreamWriter
 from sidecar.forward import Inbound, identity_headers, recorded_headers, response_headers, upstream_url
 from sidecar.policy import Replica
@@ -65,7 +67,8 @@ async def captured_call(
     if route.served is not None and route.served != capture.body.get("model"):
         fields["model"] = route.served
     call.pins = route.pins
-    sent = with_fields(capture.raw or orjson.dumps(capture.body), capture.body, fields)
+    raw = capture.raw or orjson.dumps(capture.body)
+    sent = with_fields(raw, capture.body, fields)
     path = inbound.path if capture.exchange is None else capture.native.path
     headers = recorded_headers(inbound.request.headers, route.authorization, call)
     if capture.raw is None:
@@ -74,8 +77,14 @@ async def captured_call(
     while (replica := await route.policy.choose(tried, call.identity.named)) is not None:
         with replica.serving() as stamp:
             call.replica, call.upstream, call.start = replica, replica.url, stamp
+            data = sent
+            if route.continuation is not None and capture.native is CHAT:
+                renderer = Renderer(session, replica.url, headers.get("authorization"))
+                call.continuation = await route.continuation.extend(renderer, call.identity, {**capture.body, **fields})
+                if call.continuation is not None and (more := call.continuation.fields):
+                    data = with_fields(raw, capture.body, {**fields, **more})
             try:
-                upstream = await session.post(upstream_url(replica.url, path), data=sent, headers=headers)
+                upstream = await session.post(upstream_url(replica.url, path), data=data, headers=headers)
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                 replica.lost(f"engine at {replica.url} does not answer: {error}")
                 tried.append(replica)
@@ -126,6 +135,8 @@ async def _deliver(
         if capture.exchange is not None:
             return capture.dialect.error(Refusal(502, call.error_message, "invalid_answer"))
         return _response(upstream, body, changed=False)
+    if call.continuation is not None:
+        call.continuation.answered(call.answer)
     if capture.exchange is not None:
         shown = orjson.dumps(capture.exchange.answer(orjson.loads(shown)))
     return _response(upstream, shown, changed=shown is not body)
@@ -160,7 +171,10 @@ async def _deliver_stream(
     try:
         await response.prepare(inbound.request)
         async for received in upstream.content.iter_any():
-            if ready := b"".join([client.pass_on(event) for event in reader.feed(received)]):
+            ready = b"".join([client.pass_on(event) for event in reader.feed(received)])
+            if stream.done and call.continuation is not None and call.continuation.waits:
+                call.continuation.answered(stream.answer())
+            if ready:
                 await response.write(ready)
         if reader.rest:
             await response.write(client.pass_on(Event.last(reader.rest)))

@@ -28,6 +28,7 @@ TRAINABLE = "tracegrad.trainable"
 UNTRAINABLE_REASON = "tracegrad.untrainable.reason"
 RETRY_COUNT = "tracegrad.retry.count"
 TENANT = "tracegrad.tenant"  # whose key the call bore
+CONTINUATION = "tracegrad.continuation"  # tokens: prompted with an earlier call's ids; else why not
 PROMPT_NAME = "tracegrad.prompt.name"  # the system prompt that replaced the agent's own
 PROMPT_VERSION = "tracegrad.prompt.version"
 

@@ -2,87 +2,35 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
 
-from sidecar.chat_answer import Answer, Choice, inexact_reason
 from sidecar.continuation.bridge import bridge, marked
-from sidecar.continuation.conversation import Conversation, conversation, has_media, thought
-from sidecar.continuation.memory import Key, Memory, Turn, ids_text
+from sidecar.continuation.conversation import conversation, has_media, thought
+from sidecar.continuation.extension import FIELD, TOKENS, Extension
+from sidecar.continuation.memory import Memory, Turn
 from sidecar.continuation.render import Renderer, RenderError
 from sidecar.continuation.template import Template
 from sidecar.continuation.templates import Templates
+from sidecar.identity import Identity
 
 log = logging.getLogger(__name__)
 
 Setting = Literal["auto", "tokens", "off"]
 Json = dict[str, Any]
 
-TOKENS = "tokens"
 NO_HISTORY, NOT_AN_EXTENSION, NOTHING_NEW = "no_history", "not_an_extension", "nothing_new"
 EDITED_THINKING, DROPPED_THINKING = "edited_thinking", "dropped_thinking"
 MEDIA, UNUSUAL, TOO_LONG = "media", "unusual_request", "too_long"
-TEMPLATE, UNPROVED, CUT_OFF, OTHER_END = "template", "unproved", "cut_off_tool_call", "other_end"
-UNRENDERED, IGNORED = "unrendered", "ignored"
+TEMPLATE, UNPROVED, CUT_OFF, OTHER_END, UNRENDERED = "template", "unproved", "cut_off", "other_end", "unrendered"
 
-FIELD = "kv_transfer_params"
-"""Where vLLM (0.32) takes a chat completion's prompt as ids, in the member `prompt_token_ids`."""
 UNUSUAL_FIELDS = ("echo", "continue_final_message", "truncate_prompt_tokens", "use_beam_search", FIELD)
 """Fields of a request whose prompt is more, or less, than its messages."""
 
 
 class _Ordinary(Exception):  # noqa: N818 - not a failure: the other road
     """The call goes by its messages."""
-
-
-@dataclass
-class Extension:
-    """One call's part in this: what it extends, and what it leaves for others to extend."""
-
-    outcome: str | None
-    """`tokens`, or why not; None where the request holds no earlier answer."""
-    memory: Memory | None = None
-    """None: nothing is kept of this call."""
-    key: Key = ("", 0)
-    talk: Conversation | None = None
-    before: Turn | None = None
-    new: str = ""
-    """The ids after those of `before`, where the outcome is `tokens`."""
-    stops: bool = False
-    """Whether stop strings may end the answer."""
-
-    @property
-    def prompt(self) -> str:
-        """The ids to prompt the engine with, as compact JSON text without brackets; empty on the ordinary road."""
-        return f"{self.before.tokens},{self.new}" if self.before is not None else ""
-
-    def answered(self, answer: Answer) -> None:
-        """Keep what came back, where its tokens are complete. To be called before the client has the whole answer."""
-        prompt, memory, talk = answer.prompt_token_ids, self.memory, self.talk
-        if prompt is None or memory is None or talk is None:
-            return
-        self.memory = None
-        if self.before is not None and ids_text(prompt) != self.prompt:
-            self.outcome, self.before = IGNORED, None
-            log.warning("the engine does not take a chat's prompt as ids: exact continuation needs vLLM 0.32 or newer")
-        new = self.new if self.before is not None else ids_text(prompt)
-        for choice in answer.choices:
-            if choice.token_ids is not None and inexact_reason(answer, choice) in (None, "no_logprobs"):
-                turn = _turn(talk, choice, self.before, new, ids_text(choice.token_ids), stops=self.stops)
-                memory.add(self.key, talk.answered(choice), turn)
-
-
-def _turn(talk: Conversation, choice: Choice, before: Turn | None, new: str, response: str, *, stops: bool) -> Turn:
-    messages = talk.messages
-    thinking = {place: found for place, one in enumerate(messages) if (found := thought(one))}
-    if before is not None:
-        thinking |= before.thinking
-    if found := thought(choice.message):
-        thinking[len(messages)] = found
-    broken_off = choice.finish_reason == "length" or (choice.finish_reason == "stop" and stops)
-    return Turn(before, new, response, broken_off, thinking)
 
 
 class Continuation:
@@ -95,13 +43,14 @@ class Continuation:
         self._templates = Templates(self._said)
         self._last: tuple[str, str] | None = None
 
-    async def extend(self, renderer: Renderer, key: Key, chat: Mapping[str, Any]) -> Extension | None:
+    async def extend(self, renderer: Renderer, identity: Identity, chat: Mapping[str, Any]) -> Extension | None:
         """What the engine is to be asked, for a chat request as it would be sent. None: switched off."""
         if self.setting == "off":
             return None
         known = self._templates.known(renderer, chat)
         if known is not None and not self._usable(known):
             return Extension(TEMPLATE if _has_answer(chat) else None)
+        key = (identity.rollout_id, identity.attempt)
         talk = conversation(*key, chat)
         if talk is None or has_media(talk.messages):
             return Extension(MEDIA if talk is not None and talk.prefixes else None)
