@@ -17,16 +17,20 @@ import uvloop
 from aiohttp import web
 
 from sidecar.admin import Admin
+from sidecar.background import running
+from sidecar.board import Board
+from sidecar.catch_up import kept_current
 from sidecar.forward import client_session, control_session
 from sidecar.gate import build_gate
 from sidecar.metrics import Metrics
 from sidecar.prompt_store import PromptStore
 from sidecar.prompts import Prompts
 from sidecar.proxy import Proxy
+from sidecar.publications import Publications
 from sidecar.publish import Publisher
 from sidecar.recorder import Recorder
 from sidecar.responses.store import ResponseStore
-from sidecar.routes import Routes, build_routes
+from sidecar.routes import Routes, build_routes, policy_engines
 from tracegrad.errors import PortInUseError, TracegradError
 from tracegrad.otlp import OtlpSender
 from tracegrad.settings import Settings
@@ -75,7 +79,9 @@ async def _run(settings: Settings) -> None:
 @asynccontextmanager
 async def serve(settings: Settings, *, shutdown_s: float = SHUTDOWN_S) -> AsyncIterator[Ports]:
     """A sidecar that serves while the block runs."""
-    routes = build_routes(settings)
+    board = Board.memory(len(policy_engines(settings)))
+    routes = build_routes(settings, board)
+    publications = Publications(settings.sidecar.data)
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         sender = await stack.enter_async_context(
@@ -83,6 +89,8 @@ async def serve(settings: Settings, *, shutdown_s: float = SHUTDOWN_S) -> AsyncI
         )
         session = await stack.enter_async_context(client_session())
         control = await stack.enter_async_context(control_session())
+        publisher = Publisher(control, settings.sidecar.weights, publications)
+        await stack.enter_async_context(kept_current(publisher, routes.policies.values(), board))
         await stack.enter_async_context(_watched(routes, control))
         recorder = Recorder(sender, metrics)
         stack.push_async_callback(recorder.close, CONFIRM_S)
@@ -95,8 +103,7 @@ async def serve(settings: Settings, *, shutdown_s: float = SHUTDOWN_S) -> AsyncI
         prompts = Prompts(settings.sidecar.data)
         stack.callback(prompts.close)
         proxy = Proxy(routes, session, recorder, gate=build_gate(settings), prompts=prompts, responses=responses)
-        publisher = Publisher(control, settings.sidecar.weights)
-        admin = Admin(routes, control, publisher, metrics, sender, PromptStore(settings.sidecar.data))
+        admin = Admin(routes, control, publisher, metrics, sender, prompts=PromptStore(settings.sidecar.data))
         host = settings.sidecar.host
         admin_runner = web.AppRunner(admin.application(), access_log=None, shutdown_timeout=shutdown_s)
         admin_port = await _listen(stack, admin_runner, host, settings.sidecar.admin_port)
@@ -116,23 +123,11 @@ async def _watched(routes: Routes, session: aiohttp.ClientSession) -> AsyncItera
     replicas = [replica for policy in routes.policies.values() for replica in policy.replicas]
     async with AsyncExitStack() as stack:
         for replica in replicas:
-            task = asyncio.create_task(replica.watch(session), name=f"watch {replica.url}")
-            task.add_done_callback(_report_death)
-            stack.push_async_callback(_end, task)
+            await stack.enter_async_context(running(replica.watch(session), f"watch {replica.url}"))
         if replicas:
             first = [asyncio.create_task(replica.confirmed()) for replica in replicas]
             await asyncio.wait(first, timeout=FIRST_ANSWER_S)
         yield
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
-
-
-def _report_death(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.critical("task died, restart the sidecar task=%s", task.get_name(), exc_info=error)
 
 
 async def _listen(stack: AsyncExitStack, runner: web.AppRunner, host: str, port: int) -> int:
