@@ -21,6 +21,8 @@ class Metrics:
     """By reason; the empty reason is trainable."""
     publishes: Counter[tuple[str, ...]] = field(default_factory=Counter)
     """By policy and outcome."""
+    continuations: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    """Calls with earlier answers in them, by policy and by `tokens` or why they were not continued by ids."""
     unrecorded: int = 0
     """Calls whose spans could not be built."""
     refusals: Counter[str] = field(default_factory=Counter)
@@ -48,6 +50,13 @@ class Metrics:
                 {("false" if reason else "true", reason): n for reason, n in self.choices.items()},
             ),
             Family("publishes_total", "counter", "Publications by outcome.", ("policy", "outcome"), self.publishes),
+            Family(
+                "continuations_total",
+                "counter",
+                "Calls with earlier answers in them: prompted with an earlier call's tokens, or why not.",
+                ("policy", "outcome"),
+                self.continuations,
+            ),
             *of_spans,
             Family("unrecorded_total", "counter", "Calls whose spans could not be built.", (), {(): self.unrecorded}),
             Family(

@@ -35,6 +35,8 @@ class Recorder:
         """The call has ended now, well or badly."""
         call.ended_ns = time.time_ns()
         self._metrics.calls[str(CLIENT_CLOSED if call.error_type == DISCONNECTED else call.status)] += 1
+        if call.continuation is not None and call.continuation.outcome is not None:
+            self._metrics.continuations[call.policy or "", call.continuation.outcome] += 1
         replica = call.replica
         if replica is None or call.untrainable is not None or call.start != replica.stamp or self._closing:
             self._record(call)
