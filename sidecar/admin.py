@@ -8,14 +8,17 @@ import orjson
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sidecar import publish
+from sidecar import swap
 from sidecar.admin_prompts import PromptAdmin
 from sidecar.engine import EngineError
-from sidecar.metrics import CONTENT_TYPE, Metrics
+from sidecar.exposition import CONTENT_TYPE
+from sidecar.metrics import Metrics
 from sidecar.openai_error import JSON
 from sidecar.policy import Policy
 from sidecar.prompt_store import PromptStore
+from sidecar.publications import RecordError
 from sidecar.publish import ConflictError, Publisher
+from sidecar.replica import SERVES
 from sidecar.routes import Routes
 from tracegrad.errors import InputError
 from tracegrad.otlp import OtlpSender
@@ -58,6 +61,7 @@ class Admin:
         app = web.Application(client_max_size=1 << 20)
         app.router.add_get("/policies", self.policies)
         app.router.add_post("/policies/{name}/publish", self.publish)
+        app.router.add_post("/policies/{name}/forget", self.forget)
         app.router.add_post("/policies/{name}/pause", self.pause)
         app.router.add_post("/policies/{name}/resume", self.resume)
         self._prompts.register(app)
@@ -68,7 +72,7 @@ class Admin:
 
     async def policies(self, _: web.Request) -> web.Response:
         """Every policy with the version each replica runs."""
-        return _json(200, {"policies": [describe(policy) for policy in self._policies.values()]})
+        return _json(200, {"policies": [self._describe(policy) for policy in self._policies.values()]})
 
     async def publish(self, request: web.Request) -> web.Response:
         """Load weights into every replica of a policy: 200 with what each then runs."""
@@ -88,45 +92,86 @@ class Admin:
             outcome, status, problem = "refused", 409, str(error)
         except EngineError as error:
             outcome, status, problem = "failed", 502, str(error)
+        except RecordError as error:
+            outcome, status, problem = "failed", 503, str(error)
         self._metrics.publishes[policy.name, outcome] += 1
         if problem:
             log.error("publication %s policy=%s version=%d problem=%s", outcome, policy.name, wanted.version, problem)
-            return _json(status, {"error": problem, **describe(policy)})
-        return _json(200, {**describe(policy), "stall_s": round(stall_s, 6)})
+            return _json(status, {"error": problem, **self._describe(policy)})
+        return _json(200, {**self._describe(policy), "stall_s": round(stall_s, 6)})
+
+    async def forget(self, request: web.Request) -> web.Response:
+        """Drop what was published of a policy: engines keep the weights they are started with until the next one."""
+        policy = self._policy(request)
+        try:
+            await self._publisher.forget(policy)
+        except ConflictError as error:
+            return _json(409, {"error": str(error), **self._describe(policy)})
+        except RecordError as error:
+            return _json(503, {"error": str(error), **self._describe(policy)})
+        return _json(200, self._describe(policy))
 
     async def pause(self, request: web.Request) -> web.Response:
         """Freeze a policy: calls in flight wait in the engine, new ones here, until `resume`."""
         policy = self._policy(request)
         try:
-            await publish.pause(self._session, policy)
+            await swap.pause(self._session, policy)
         except EngineError as error:
-            return _json(502, {"error": str(error), **describe(policy)})
-        return _json(200, describe(policy))
+            return _json(502, {"error": str(error), **self._describe(policy)})
+        return _json(200, self._describe(policy))
 
     async def resume(self, request: web.Request) -> web.Response:
         """End a pause."""
         policy = self._policy(request)
         try:
-            await publish.resume(self._session, policy)
+            await swap.resume(self._session, policy)
         except EngineError as error:
-            return _json(502, {"error": str(error), **describe(policy)})
-        return _json(200, describe(policy))
+            return _json(502, {"error": str(error), **self._describe(policy)})
+        return _json(200, self._describe(policy))
 
     async def healthz(self, _: web.Request) -> web.Response:
         """200 while the process lives."""
         return _json(200, {"status": "ok"})
 
     async def readyz(self, _: web.Request) -> web.Response:
-        """200 when every replica answers and its version is known; else 503 with what is missing."""
+        """200 when every replica serves, with weights it can name; else 503 with what is missing.
+
+        `problems` also names, with 200, a replica that serves only as a last resort, since it runs other weights.
+        """
         replicas = [replica for policy in self._policies.values() for replica in policy.replicas]
-        problems = [replica.problem or "no version" for replica in replicas if not replica.healthy]
-        status = {"status": "waiting", "problems": problems} if problems else {"status": "ready"}
-        return _json(503 if problems else 200, status)
+        problems = [replica.problem or "no version" for replica in replicas if replica.problem or not replica.healthy]
+        waiting = any(not one.healthy or not one.exact_logprobs or (one.behind and not one.aside) for one in replicas)
+        status = {"status": "waiting" if waiting else "ready", **({"problems": problems} if problems else {})}
+        return _json(503 if waiting else 200, status)
 
     async def metrics(self, _: web.Request) -> web.Response:
         """Prometheus' text format."""
         page = self._metrics.render(self._policies.values(), self._sender)
         return web.Response(body=page.encode(), headers={"content-type": CONTENT_TYPE})
+
+    def _describe(self, policy: Policy) -> dict[str, Any]:
+        """A policy for people and programs.
+
+        `version`: what all replicas in service run, null while they differ or it is not known; `published`: what they
+        should run, null while they may run anything. `healthy`: in service.
+        """
+        published = self._publisher.publications.current(policy.name)
+        return {
+            "name": policy.name,
+            "version": policy.version,
+            "published": published.version if published else None,
+            "model": policy.model,
+            "replicas": [
+                {
+                    "url": one.url,
+                    "version": one.version,
+                    "healthy": one.rank == SERVES and not one.behind,
+                    "paused": one.paused,
+                    "problem": one.problem,
+                }
+                for one in policy.replicas
+            ],
+        }
 
     def _policy(self, request: web.Request) -> Policy:
         name = request.match_info["name"]
@@ -134,25 +179,6 @@ class Admin:
             message = f"no policy {name!r}; known: {', '.join(self._policies) or 'none'}"
             raise web.HTTPNotFound(body=orjson.dumps({"error": message}), content_type="application/json")
         return self._policies[name]
-
-
-def describe(policy: Policy) -> dict[str, Any]:
-    """A policy for people and programs. `version` null: the replicas differ, or one's is not known."""
-    return {
-        "name": policy.name,
-        "version": policy.version,
-        "model": policy.model,
-        "replicas": [
-            {
-                "url": one.url,
-                "version": one.version,
-                "healthy": one.healthy,
-                "paused": one.paused,
-                "problem": one.problem,
-            }
-            for one in policy.replicas
-        ],
-    }
 
 
 def _json(status: int, value: Any) -> web.Response:

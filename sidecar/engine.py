@@ -36,6 +36,10 @@ class NoVersionError(EngineError):
     """The engine answers, but has no version to tell: asking again soon will not help."""
 
 
+class NamelessVersionError(NoVersionError):
+    """The engine's version is no number, so that nothing can be stamped with it until a publication gives it one."""
+
+
 async def weight_version(session: aiohttp.ClientSession, url: str, timeout_s: float) -> int:
     """The version of the weights the engine runs. Raises NoVersionError where the engine cannot tell."""
     answer = await _get(session, url, "/weight_info", timeout_s)
@@ -43,13 +47,29 @@ async def weight_version(session: aiohttp.ClientSession, url: str, timeout_s: fl
     if version == BASE_VERSION:
         return 0
     if not version.isdecimal():
-        raise NoVersionError(f"engine at {url} has weight version {version!r}, which is not a number: publish one")
+        raise NamelessVersionError(
+            f"engine at {url} has weight version {version!r}, which is not a number: publish one"
+        )
     return int(version)
 
 
 async def is_paused(session: aiohttp.ClientSession, url: str) -> bool:
     """Whether `pause` was called without `resume`."""
     return (await _get(session, url, "/is_paused", 60)).get("is_paused") is True
+
+
+async def logprobs_mode(session: aiohttp.ClientSession, url: str) -> str:
+    """What the engine's log-probs are of: `raw_logprobs`, `processed_logprobs`, ... A setting of the whole engine.
+
+    Raises NoVersionError where the engine does not tell. The first answer takes vLLM seconds: it looks at its machine.
+    """
+    answer = await _get(session, url, "/server_info?config_format=json", 120)
+    config = answer.get("vllm_config")
+    model = config.get("model_config") if isinstance(config, dict) else None
+    mode = model.get("logprobs_mode") if isinstance(model, dict) else None
+    if not isinstance(mode, str):
+        raise NoVersionError(f"engine at {url} does not tell its logprobs_mode: leave out the pin, or use vLLM 0.32")
+    return mode
 
 
 async def pause(session: aiohttp.ClientSession, url: str) -> None:

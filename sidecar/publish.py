@@ -1,166 +1,198 @@
-"""Put new weights into the replicas of a policy, one after another, while agents go on calling.
+"""Put new weights into the replicas of a policy, one after another, so that all that serve run one known version.
 
-Per replica: new calls wait here, requests in flight freeze in the engine, weights are swapped, caches dropped, all go
-on. Whatever fails, the engine is resumed. What the engine runs after a failed load is unknown and stamped as such.
+- Replicas that are away when a publication begins, or leave before they are touched, do not stop it: they are brought
+  to the new version when they come back (`sidecar.catch_up`), before they serve again.
+- When a replica fails, those that have the new version go back to the one before it, if that was published here and
+  its file is still there, unchanged; the one that failed is given that version too. Where there is nothing to go back
+  to (the weights that the engines were started with have no file), the publication goes forward with the rest.
+- A replica that cannot be brought to the version that the others run is out of service until it can.
+- To publish a version again makes it the policy's version, also when newer ones were published since: the way back
+  for an operator. The content of a version never changes.
 """
 
 import asyncio
-import hmac
 import logging
-import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
 
-from sidecar import engine
-from sidecar.engine import EngineError
+from sidecar.engine import EngineError, EngineGoneError
 from sidecar.policy import Policy, Replica
-from sidecar.weight_file import sha256_of
+from sidecar.publications import Publications, State
+from sidecar.swap import DigestError, Weights, checked, swap
 from tracegrad.errors import InputError, TracegradError
 
 log = logging.getLogger(__name__)
-
-WEIGHTS_FILE = "model.safetensors"
-RESUME_RETRIES_S = (0.2, 1.0)
-HALF_LOADED = "a weight update failed half-way: publish again"
 
 
 class ConflictError(TracegradError):
     """The publication contradicts what is under way or was published before."""
 
 
-@dataclass(frozen=True)
-class Weights:
-    """A file of weights, and the policy version it is to become."""
-
-    version: int
-    file: Path
-    root: Path
-    """The directory that engines may read from."""
-    sha256: str
-
-
-@dataclass
 class Publisher:
-    """Publishes to the policies of one sidecar; one publication per policy at a time."""
+    """Publishes to the policies of one sidecar; one change per policy at a time."""
 
-    session: aiohttp.ClientSession
-    weights_root: Path
-    published: dict[tuple[str, int], str] = field(default_factory=dict)
-    """sha256 by policy and version: a version names one set of weights for ever."""
-    _busy: set[str] = field(default_factory=set)
+    def __init__(self, session: aiohttp.ClientSession, weights_root: Path, publications: Publications) -> None:
+        self.publications = publications
+        self._session = session
+        self._root = weights_root
+        self._busy: set[str] = set()
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def adopt(self, policy: Policy) -> None:
+        """Have the replicas of a policy run what was published last, by whichever process."""
+        current = self.publications.current(policy.name)
+        _want(policy, current.version if current else None)
 
     async def publish(self, policy: Policy, version: int, path: str, sha256: str) -> float:
         """Load the weights everywhere; returns the longest time (s) that a replica stood still.
 
-        Raises InputError (bad path), ConflictError (other content, or another publication under way) and EngineError.
+        Raises InputError (bad path), ConflictError (other content, or another publication under way), RecordError (no
+        record can be kept) and EngineError, which says what each replica then runs.
         """
         if policy.name in self._busy:
             raise ConflictError(f"a publication of policy {policy.name!r} is under way: wait for it")
         self._busy.add(policy.name)
         try:
-            return await self._publish(policy, await self._check(policy, version, path, sha256.lower()))
+            known = self.publications.find(policy.name, version)
+            if known is not None and known.sha256 != sha256.lower():
+                raise ConflictError(
+                    f"version {version} of policy {policy.name!r} was published with sha256 {known.sha256}: "
+                    "use a new version"
+                )
+            try:
+                weights = await checked(version, path, sha256.lower(), self._root)
+            except DigestError as error:
+                raise ConflictError(str(error)) from error
+            async with self._lock(policy):
+                return await self._publish(policy, weights, known_before=known is not None)
         finally:
             self._busy.discard(policy.name)
 
-    async def _check(self, policy: Policy, version: int, path: str, sha256: str) -> Weights:
-        known = self.published.get((policy.name, version))
-        if known is not None and known != sha256:
-            raise ConflictError(
-                f"version {version} of policy {policy.name!r} was published with sha256 {known}: use a new version"
-            )
-        file = confine(path, self.weights_root)
-        found = await asyncio.to_thread(sha256_of, file)
-        if not hmac.compare_digest(found, sha256):
-            raise ConflictError(f"{file.name} of version {version} has sha256 {found}, not {sha256}: write it again")
-        return Weights(version, file, self.weights_root.resolve(), sha256)
-
-    async def _publish(self, policy: Policy, weights: Weights) -> float:
-        for replica in policy.replicas:
+    async def catch_up(self, policy: Policy, replica: Replica) -> None:
+        """Load what was published last into a replica that runs something else. Raises InputError and EngineError."""
+        async with self._lock(policy):
             await replica.confirmed()
-            if not replica.healthy and not replica.broken:
-                raise EngineError(f"nothing was changed: {replica.problem}")
+            current = self.publications.current(policy.name)
+            replica.set_wanted(current.version if current else None)
+            if current is None or not replica.behind:
+                return
+            found = replica.version
+            if found and self.publications.find(policy.name, found) is None:
+                raise EngineError(
+                    f"engine at {replica.url} is on version {found}, which was not published here, and is left as it "
+                    f"is: publish again to bring it to version {current.version}"
+                )
+            weights = await checked(current.version, str(current.file), current.sha256, self._root)
+            stall_s = await swap(self._session, replica, weights)
+            log.info("caught up url=%s from=%s to=%d stall_s=%.3f", replica.url, found, weights.version, stall_s)
+
+    async def forget(self, policy: Policy) -> None:
+        """Drop what was published: engines that are started anew keep the weights they start with."""
+        if policy.name in self._busy:
+            raise ConflictError(f"a publication of policy {policy.name!r} is under way: wait for it")
+        async with self._lock(policy):
+            await asyncio.to_thread(self.publications.forget, policy.name)
+            _want(policy, None)
+
+    def _lock(self, policy: Policy) -> asyncio.Lock:
+        return self._locks.setdefault(policy.name, asyncio.Lock())
+
+    async def _publish(self, policy: Policy, weights: Weights, *, known_before: bool) -> float:
+        await asyncio.gather(*(replica.confirmed() for replica in policy.replicas))
+        if not any(map(_may_load, policy.replicas)):
+            raise EngineError(f"nothing was changed: {'; '.join(one.problem for one in policy.replicas)}")
+        number = await asyncio.to_thread(
+            self.publications.begin, policy.name, weights.version, weights.file, weights.sha256
+        )
         stalls = [0.0]
         for replica in policy.replicas:
-            if replica.version != weights.version or (policy.name, weights.version) not in self.published:
-                stalls.append(await swap(self.session, replica, weights))
-        self.published[policy.name, weights.version] = weights.sha256
+            if not _may_load(replica) or (known_before and _runs(replica, weights.version)):
+                continue
+            try:
+                stalls.append(await swap(self._session, replica, weights))
+            except EngineError as error:
+                if isinstance(error, EngineGoneError) and not replica.broken:
+                    log.warning("replica left before it was touched url=%s problem=%s", replica.url, error)
+                    replica.lost(str(error))
+                    continue
+                raise await self._mend(policy, weights, number, replica, error) from error
+        if not any(_runs(replica, weights.version) for replica in policy.replicas):
+            await self._note(policy, number, State.FAILED)
+            raise EngineError(f"nothing was changed: {'; '.join(one.problem for one in policy.replicas)}")
+        _want(policy, weights.version)
+        await self._note(policy, number, State.DONE)
         log.info("published policy=%s version=%d stall_s=%.3f", policy.name, weights.version, max(stalls))
         return max(stalls)
 
+    async def _mend(
+        self, policy: Policy, weights: Weights, number: int, failed: Replica, error: EngineError
+    ) -> EngineError:
+        """After a failure: bring all replicas to one version. Returns what to tell the publisher."""
+        before = await self._before(policy, weights)
+        ran = any(_runs(replica, weights.version) for replica in policy.replicas)
+        if isinstance(before, Weights):
+            for replica in policy.replicas:
+                if _runs(replica, weights.version) or replica.broken:
+                    await self._bring(replica, before)
+            _want(policy, before.version)
+            await self._note(policy, number, State.UNDONE if ran else State.FAILED)
+            done = f"the replicas were rolled back to version {before.version}"
+        elif ran:
+            for replica in policy.replicas:
+                if replica is not failed and _may_load(replica) and not _runs(replica, weights.version):
+                    await self._bring(replica, weights)
+            _want(policy, weights.version)
+            if failed.broken:
+                failed.set_aside(f"it is not on version {weights.version}: {error}")
+            await self._note(policy, number, State.DONE)
+            done = f"version {weights.version} stays where it was loaded, since {before}"
+        else:
+            await self._note(policy, number, State.FAILED)
+            done = f"no replica runs version {weights.version}" + (f", and {before}" if failed.broken else "")
+        await asyncio.gather(*(replica.confirmed() for replica in policy.replicas))
+        return EngineError(f"{error}; {done}. {_state(policy.replicas)}. Publish again when the cause is mended")
 
-async def swap(session: aiohttp.ClientSession, replica: Replica, weights: Weights) -> float:
-    """Load weights into one replica; returns how long (s) it stood still. Raises EngineError."""
-    await replica.confirmed()
-    if not replica.transfer_ready:
-        await engine.init_transfer(session, replica.url, str(weights.root))
-        replica.transfer_ready = True
-    replica.set_gate(updating=True)
-    replica.observed(None)
-    started = time.monotonic()
-    touched = loaded = False
-    try:
-        await engine.pause(session, replica.url)
-        touched = True
-        await engine.load_weights(session, replica.url, str(weights.file), weights.version)
-        loaded = True
-    finally:
-        replica.broken = touched and not loaded
+    async def _before(self, policy: Policy, weights: Weights) -> Weights | str:
+        """The weights to go back to; or why there are none."""
+        current = self.publications.current(policy.name)
+        if current is None or current.version == weights.version:
+            return "no version before it was published here, so there is no file to go back to"
         try:
-            if not replica.paused:
-                await asyncio.shield(_resume(session, replica))
-        finally:
-            replica.set_gate(updating=False)
-            if loaded:
-                replica.found(weights.version)
-            elif touched:
-                replica.lost(HALF_LOADED)
-    return time.monotonic() - started
+            return await checked(current.version, str(current.file), current.sha256, self._root)
+        except InputError as error:
+            return f"version {current.version} cannot be loaded again: {error}"
 
-
-async def _resume(session: aiohttp.ClientSession, replica: Replica) -> None:
-    for wait_s in RESUME_RETRIES_S:
+    async def _bring(self, replica: Replica, weights: Weights) -> None:
         try:
-            return await engine.resume(session, replica.url)
+            await swap(self._session, replica, weights)
+        except EngineGoneError as error:
+            replica.lost(str(error))  # it is brought up to date when it comes back
         except EngineError as error:
-            log.warning("resume failed, trying again url=%s problem=%s", replica.url, error)
-            await asyncio.sleep(wait_s)
-    return await engine.resume(session, replica.url)
+            replica.set_aside(f"it is not on version {weights.version}: {error}")
+
+    async def _note(self, policy: Policy, number: int, state: State) -> None:
+        await asyncio.to_thread(self.publications.end, policy.name, number, state)
 
 
-async def pause(session: aiohttp.ClientSession, policy: Policy) -> None:
-    """Hold new calls here and freeze those in flight in the engines, until `resume`. Raises EngineError."""
+def _want(policy: Policy, version: int | None) -> None:
     for replica in policy.replicas:
-        replica.set_gate(paused=True)
-    for replica in policy.replicas:
-        await engine.pause(session, replica.url)
+        replica.set_wanted(version)
 
 
-async def resume(session: aiohttp.ClientSession, policy: Policy) -> None:
-    """End `pause`. New calls are let in even where an engine does not answer. Raises EngineError for those."""
-    failures = []
-    for replica in policy.replicas:
-        try:
-            await engine.resume(session, replica.url)
-        except EngineError as error:
-            failures.append(str(error))
-        replica.set_gate(paused=False)
-    if failures:
-        raise EngineError("; ".join(failures))
+def _may_load(replica: Replica) -> bool:
+    return replica.answers or replica.nameless
 
 
-def confine(path: str, root: Path) -> Path:
-    """The weights file that `path` names, symbolic links resolved. Raises InputError unless it lies under `root`."""
-    base = root.resolve()
-    try:
-        file = Path(path).resolve()
-        file = (file / WEIGHTS_FILE).resolve() if file.is_dir() else file
-        usable = file.is_file() and file.suffix == ".safetensors"
-    except (OSError, ValueError) as error:
-        raise InputError(f"weights {path!r} cannot be read: {error}") from error
-    if not file.is_relative_to(base):
-        raise InputError(f"weights must lie under {base}: write them there, or set [sidecar] weights")
-    if not usable:
-        raise InputError(f"weights must be a .safetensors file or a directory with {WEIGHTS_FILE}: {path!r} is neither")
-    return file
+def _runs(replica: Replica, version: int) -> bool:
+    return replica.version == version and not replica.broken
+
+
+def _state(replicas: Sequence[Replica]) -> str:
+    told = []
+    for replica in replicas:
+        runs = "runs unknown weights" if replica.version is None else f"runs version {replica.version}"
+        out = f", out of service ({replica.problem})" if replica.aside or not replica.healthy else ""
+        told.append(f"{replica.url} {runs}{out}")
+    return "Now " + "; ".join(told)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sidecar.board import Board
 from sidecar.continuation.road import Continuation
 from sidecar.facts import Facts
 from sidecar.matcher import STAR, Matcher, ModelName, matcher
@@ -102,13 +103,20 @@ class Routes:
         return tuple(dict.fromkeys(url for route in self.entries for url in route.upstreams))
 
 
-def build_routes(settings: Settings) -> Routes:
-    """The table from settings.
+def build_routes(
+    settings: Settings,
+    board: Board | None = None,
+    places: Mapping[str, int] | None = None,
+    known: Mapping[str, Replica] | None = None,
+) -> Routes:
+    """The table from settings. `board`: with a place for each of `policy_engines`, in their order or as `places` says.
+
+    `known`: engines by URL that are looked after already.
 
     Raises SettingsError where an entry could never be reached, a pattern is bad or an engine would serve two policies.
     """
     given = settings.routes
-    policies = _policies(given)
+    policies = _policies(given, board or Board.memory(len(policy_engines(settings))), places, known or {})
     continuations = _continuations(given)
     routes = [_route(entry, policies, continuations) for entry in given]
     for one, other in itertools.combinations(routes, 2):
@@ -123,7 +131,19 @@ def build_routes(settings: Settings) -> Routes:
         raise SettingsError(f"bad [[model]] name: {error}") from error
 
 
-def _policies(given: Sequence[ModelRoute]) -> dict[str, Policy]:
+def policy_engines(settings: Settings) -> tuple[str, ...]:
+    """The URLs of all engines that serve policies, in the order of their places on a board."""
+    return _policy_engines(settings.routes)
+
+
+def _policy_engines(given: Sequence[ModelRoute]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(url for entry in given if entry.policy for url in entry.upstreams))
+
+
+def _policies(
+    given: Sequence[ModelRoute], board: Board, places: Mapping[str, int] | None, known: Mapping[str, Replica]
+) -> dict[str, Policy]:
+    places = places or {url: place for place, url in enumerate(_policy_engines(given))}
     engines: dict[str, Replica] = {}
     members: dict[str, list[ModelRoute]] = {}
     for entry in given:
@@ -136,7 +156,7 @@ def _policies(given: Sequence[ModelRoute]) -> dict[str, Policy]:
         urls = list(dict.fromkeys(url for entry in entries for url in entry.upstreams))
         if taken := [url for url in urls if url in engines]:
             raise SettingsError(f"upstream {taken[0]} serves two policies: one engine holds one policy's weights")
-        engines.update({url: Replica(url) for url in urls})
+        engines.update({url: known.get(url) or Replica(url, board, places[url]) for url in urls})
         policies[name] = Policy(name, entries[0].name, tuple(engines[url] for url in urls))
     return policies
 
