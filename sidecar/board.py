@@ -127,6 +127,14 @@ class Board:
         for replica in range(self.replicas):
             self._slots[_HEAD + replica * self._stride + _COUNTS + worker] = 0
 
+    def vacate(self, replica: int) -> None:
+        """The place belongs to another engine from now on: nothing that was known of the last one holds."""
+        self._take_over(replica)
+        self.set_flag(replica, BROKEN, on=False)
+        self.set_wanted(replica, None)
+        self.bump(replica)
+        self.bump(replica)
+
     def _take_over(self, replica: int) -> None:
         if self.epoch(replica) % 2:
             self.set_flag(replica, BROKEN, on=True)

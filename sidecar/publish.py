@@ -12,7 +12,8 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -95,6 +96,12 @@ class Publisher:
         async with self._lock(policy):
             await asyncio.to_thread(self.publications.forget, policy.name)
             _want(policy, None)
+
+    @asynccontextmanager
+    async def quiet(self, policy: Policy) -> AsyncIterator[None]:
+        """While the block runs, no replica of the policy is touched."""
+        async with self._lock(policy):
+            yield
 
     def _lock(self, policy: Policy) -> asyncio.Lock:
         return self._locks.setdefault(policy.name, asyncio.Lock())

@@ -30,7 +30,7 @@ class Route:
     upstreams: tuple[str, ...]
     policy: Policy | None
     authorization: str | None
-    """Replaces the caller's Authorization header; a secret."""
+    """Replaces the caller's key; a secret. Empty: the caller's key goes no further. None: it is passed on."""
     served: str | None = None
     """The model name the upstream knows; None: the one asked for."""
     pins: Mapping[str, Any] = field(default_factory=dict)
@@ -118,7 +118,8 @@ def build_routes(
     given = settings.routes
     policies = _policies(given, board or Board.memory(len(policy_engines(settings))), places, known or {})
     continuations = _continuations(given)
-    routes = [_route(entry, policies, continuations) for entry in given]
+    # Where tenants are configured, the key that a caller sends is ours.
+    routes = [_route(entry, policies, continuations, keys_pass=not settings.tenant) for entry in given]
     for one, other in itertools.combinations(routes, 2):
         if one.name == other.name and one.match == other.match:
             raise SettingsError(
@@ -176,7 +177,9 @@ def _continuations(given: Sequence[ModelRoute]) -> dict[str, Continuation]:
     return found
 
 
-def _route(entry: ModelRoute, policies: Mapping[str, Policy], continuations: Mapping[str, Continuation]) -> Route:
+def _route(
+    entry: ModelRoute, policies: Mapping[str, Policy], continuations: Mapping[str, Continuation], *, keys_pass: bool
+) -> Route:
     secret = entry.api_key.get_secret_value() if entry.api_key else None
     policy = policies[entry.policy] if entry.policy else None
     try:
@@ -187,7 +190,7 @@ def _route(entry: ModelRoute, policies: Mapping[str, Policy], continuations: Map
         entry.name,
         entry.upstreams,
         policy,
-        f"Bearer {secret}" if secret else None,
+        f"Bearer {secret}" if secret else None if keys_pass else "",
         served=entry.served,
         match=None if match == Matcher() else match,
         continuation=continuations.get(entry.policy or ""),
