@@ -53,6 +53,7 @@ def empty_message(chat: Json) -> Json:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
+        "stop_details": None,
         "usage": usage(chat),
     }
 
@@ -96,7 +97,7 @@ def usage(chat: Mapping[str, Any]) -> Json:
 
 
 def stop_reason(choice: Mapping[str, Any], *, used_tools: bool, refused: bool = False) -> Json:
-    """`stop_reason` and `stop_sequence` of a finished choice. None: it was cut off."""
+    """Why a choice ended, as it stands in a message and in the delta that ends a stream. None: it was cut off."""
     finish, matched = choice.get("finish_reason"), text(choice.get("stop_reason"))
     reason: str | None
     if finish == "length":
@@ -104,12 +105,12 @@ def stop_reason(choice: Mapping[str, Any], *, used_tools: bool, refused: bool = 
     elif refused or finish == "content_filter":
         reason = "refusal"
     elif finish == "stop" and matched:
-        return {"stop_reason": "stop_sequence", "stop_sequence": matched}
+        return {"stop_reason": "stop_sequence", "stop_sequence": matched, "stop_details": None}
     elif finish == "tool_calls" or (finish == "stop" and used_tools):
         reason = "tool_use"
     else:
         reason = None if finish in (None, "abort", "error") else "end_turn"
-    return {"stop_reason": reason, "stop_sequence": None}
+    return {"stop_reason": reason, "stop_sequence": None, "stop_details": None}
 
 
 def read_message(answer: Mapping[str, Any]) -> Answer:

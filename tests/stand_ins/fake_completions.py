@@ -7,6 +7,8 @@ its log-probs before those of the answer.
 import json
 from typing import Any
 
+import orjson
+
 PARTS = ["Once ", "upon ", "a t\u00efme", "."]
 FINGERPRINT = "vllm-0.32.0-fake"
 
@@ -51,7 +53,7 @@ def whole(body: dict[str, Any], finish_reason: str) -> bytes:
         "usage": _usage(body),
         "kv_transfer_params": None,
     }
-    return _compact(answer)
+    return json.dumps(answer, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def events(body: dict[str, Any], finish_reason: str) -> list[bytes]:
@@ -78,11 +80,8 @@ def events(body: dict[str, Any], finish_reason: str) -> list[bytes]:
             chunks.append({**head, "choices": [choice], **mark})
     if include_usage:
         chunks.append({**head, "choices": [], "usage": _usage(body), "system_fingerprint": FINGERPRINT})
-    return [b"data: " + _compact(one) + b"\n\n" for one in chunks] + [b"data: [DONE]\n\n"]
-
-
-def _compact(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    # vLLM writes chunks with pydantic and whole answers with json: the two spell small numbers differently.
+    return [b"data: " + orjson.dumps(one) + b"\n\n" for one in chunks] + [b"data: [DONE]\n\n"]
 
 
 def _tokens(index: int) -> list[int]:
