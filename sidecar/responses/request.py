@@ -28,7 +28,7 @@ RESPONSES_ONLY = frozenset(
 NO_MEANING = frozenset(
     (
         *("return_token_ids", "return_tokens_as_token_ids", "return_prompt_text", "return_token_offsets"),
-        *("enable_response_messages", "previous_input_messages", "prompt_logprobs", "echo", "stream_interval"),
+        *("enable_response_messages", "previous_input_messages", "prompt_logprobs", "echo", "stream_interval", "n"),
     )
 )
 """Fields of engines whose effect no response could show."""
