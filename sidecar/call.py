@@ -16,6 +16,7 @@ from tracegrad import names
 from tracegrad.otlp import SpanContext
 from tracegrad.otlp_span import SPAN_INTERNAL, SPAN_SERVER, Value, encoded_span
 
+NO_LOGPROBS = "no_logprobs"
 PASSTHROUGH, ERROR, MIXED, DISCONNECTED = "passthrough", "error", "mixed_versions", "client_disconnected"
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "n", "max_tokens")
@@ -96,7 +97,11 @@ class Call:
         """Why a choice (None: the call brought none) must not be trained on; None when it may."""
         if self.untrainable is not None or choice is None:
             return self.untrainable or ERROR
-        return inexact_reason(self.answer, choice) or (MIXED if self.version is None else None)
+        if (reason := inexact_reason(self.answer, choice)) is not None:
+            return reason
+        if self.version is None:
+            return MIXED
+        return None if self.replica is None or self.replica.exact_logprobs else NO_LOGPROBS
 
 
 def call_spans(call: Call) -> Iterator[bytes]:
@@ -194,7 +199,7 @@ def _call_values(call: Call) -> dict[str, Value]:
         names.PROMPT_NAME: call.prompt[0] if call.prompt else None,
         names.PROMPT_VERSION: call.prompt[1] if call.prompt else None,
         **_request_values(body),
-        names.SAMPLING: sampling(body),
+        names.SAMPLING: sampling(body, call.replica.logprobs_mode if call.replica else None),
         names.INPUT_MESSAGES: input_messages(body["messages"]) if "messages" in body else None,
         names.TOOL_DEFINITIONS: tool_definitions(body.get("tools")),
         names.OUTPUT_MESSAGES: output_messages(answer.choices) if answer.choices else None,
@@ -229,16 +234,18 @@ def _request_values(body: Mapping[str, Any]) -> dict[str, Value]:
     return values
 
 
-def sampling(body: Mapping[str, Any]) -> str:
+def sampling(body: Mapping[str, Any], logprobs_mode: str | None = None) -> str:
     """`tracegrad.sampling` (JSON text): the request's sampling parameters; null is the engine's own default.
 
-    `tool_choice` is there where it constrains the tokens.
+    `tool_choice` is there where it constrains the tokens, `logprobs_mode` where the engine told it.
     """
     values = {name: body.get(name) for name in SAMPLING}
     values["max_tokens"] = _max_tokens(body)
     values |= {name: body[name] for name in SHAPING if body.get(name) is not None}
     if body.get("tool_choice") not in (None, "auto", "none"):
         values["tool_choice"] = body["tool_choice"]
+    if logprobs_mode is not None:
+        values["logprobs_mode"] = logprobs_mode
     return orjson.dumps(values).decode()
 
 

@@ -57,16 +57,21 @@ class Capture:
 async def captured_call(
     session: aiohttp.ClientSession, inbound: Inbound, call: Call, route: Route, capture: Capture
 ) -> web.StreamResponse:
-    """Serve one call; fills in `call`. A replica that refuses connections is skipped: nothing was sent to it."""
+    """Serve one call; fills in `call`. A replica that takes no connection is skipped: not a byte was sent to it.
+
+    Once any byte of the request may have reached a replica the call is not tried elsewhere, also where a kept-alive
+    connection turns out closed and nothing was answered: the engine may have begun to sample, and a request that ends
+    engines must not be led through all of them. The client gets a 502, which SDKs try again by themselves.
+    """
     assert route.policy is not None  # noqa: S101 - the caller chose by it
     call.policy = route.policy.name
-    fields, hidden = capture.native.capture_fields({**capture.body, **route.pins} if route.pins else capture.body)
+    call.pins = pins = route.pins_of(call.identity)
+    fields, hidden = capture.native.capture_fields({**capture.body, **pins} if pins else capture.body)
     capture = replace(capture, hidden=hidden)
-    if route.pins:
-        fields = {**route.pins, **fields}
+    if pins:
+        fields = {**pins, **fields}
     if route.served is not None and route.served != capture.body.get("model"):
         fields["model"] = route.served
-    call.pins = route.pins
     raw = capture.raw or orjson.dumps(capture.body)
     sent = with_fields(raw, capture.body, fields)
     path = inbound.path if capture.exchange is None else capture.native.path

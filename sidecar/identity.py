@@ -34,6 +34,8 @@ class Identity:
     attempt: int
     task_id: str | None
     retry_count: int
+    split: str | None
+    """What the rollout is for, `train` or `eval`, where its launcher said so."""
     context: SpanContext
     parent_span_id: bytes
 
@@ -63,6 +65,7 @@ def identify(target: Target, headers: Mapping[str, str]) -> Identity:
         attempt=target.attempt,
         task_id=baggage.get(names.BAGGAGE_TASK_ID),
         retry_count=int(retries) if re.fullmatch("[0-9]{1,6}", retries) else 0,
+        split=baggage.get(names.BAGGAGE_SPLIT),
         context=context,
         parent_span_id=caller.span_id if caller else b"",
     )

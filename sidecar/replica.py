@@ -46,9 +46,7 @@ class Stamp:
 class Replica:
     """One engine. All state changes happen on the event loop's thread; `board` holds what processes share."""
 
-    def __init__(
-        self, url: str, board: Board | None = None, place: int = 0, *, logprobs_mode: str | None = None
-    ) -> None:
+    def __init__(self, url: str, board: Board | None = None, place: int = 0) -> None:
         self.url = url
         self.transfer_ready = False
         self.mute = False
@@ -59,7 +57,7 @@ class Replica:
         """What the log-probs it returns are of, by its own word; None: not known."""
         self.changed = asyncio.Event()
         """Set whenever it may have come to run other weights than it should."""
-        self._pinned_mode = logprobs_mode
+        self._pinned_mode: str | None = None
         self._board = board or Board.memory(1)
         self._place = place
         self._answers = False
@@ -250,6 +248,12 @@ class Replica:
         if self._board.leads and self.aside:
             self._board.set_flag(self._place, ASIDE, on=False)  # it is judged anew when it comes back
         self._turn()
+
+    def pin_logprobs_mode(self, mode: str | None) -> None:
+        """What its log-probs must be of; None: whatever they are of."""
+        if mode != self._pinned_mode:
+            self._pinned_mode = mode
+            self._demand.set()
 
     def doubt(self) -> None:
         """Something odd happened: ask the engine soon."""

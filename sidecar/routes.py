@@ -13,11 +13,14 @@ from typing import Any
 from sidecar.board import Board
 from sidecar.continuation.road import Continuation
 from sidecar.facts import Facts
+from sidecar.identity import Identity
 from sidecar.matcher import STAR, Matcher, ModelName, matcher
 from sidecar.policy import Policy, Replica
 from tracegrad.errors import InputError, SettingsError
 from tracegrad.settings import ModelRoute, Settings
 
+EVAL = "eval"
+NO_PINS: Mapping[str, Any] = {}
 REMEMBERED_NAMES = 1000
 """Agents may ask for any name: what was looked up for so many is kept."""
 
@@ -34,11 +37,19 @@ class Route:
     served: str | None = None
     """The model name the upstream knows; None: the one asked for."""
     pins: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling settings of a policy, set whatever the client asked for."""
+    """Sampling settings of a policy, set whatever the client asked for; see `pins_of`."""
+    pins_all: bool = False
+    """They are set on all calls, not only on training traffic."""
     match: Matcher | None = None
     """Which of the calls for this name it takes; None: all."""
     continuation: Continuation | None = None
     """Of a policy: how its calls go on where earlier ones ended. The same for all entries of the policy."""
+
+    def pins_of(self, identity: Identity) -> Mapping[str, Any]:
+        """The pins of one call: those of calls that are no training traffic are empty."""
+        if self.pins and (self.pins_all or (identity.named is not None and identity.split != EVAL)):
+            return self.pins
+        return NO_PINS
 
     def __repr__(self) -> str:
         return f"Route({self.name!r}, {self.upstreams!r})"
@@ -158,6 +169,11 @@ def _policies(
         if taken := [url for url in urls if url in engines]:
             raise SettingsError(f"upstream {taken[0]} serves two policies: one engine holds one policy's weights")
         engines.update({url: known.get(url) or Replica(url, board, places[url]) for url in urls})
+        modes = {entry.pins.logprobs_mode for entry in entries if entry.pins and entry.pins.logprobs_mode}
+        if len(modes) > 1:
+            raise SettingsError(f"[[model]] entries of policy {name!r} pin different logprobs_mode: give one value")
+        for url in urls:
+            engines[url].pin_logprobs_mode(next(iter(modes), None))
         policies[name] = Policy(name, entries[0].name, tuple(engines[url] for url in urls))
     return policies
 
@@ -182,6 +198,8 @@ def _route(
 ) -> Route:
     secret = entry.api_key.get_secret_value() if entry.api_key else None
     policy = policies[entry.policy] if entry.policy else None
+    if entry.pins is not None and policy is None:
+        raise SettingsError(f"[[model]] name {entry.name!r} has pins but no policy: take them out, or give one")
     try:
         match = matcher(**entry.match.model_dump()) if entry.match else None
     except InputError as error:
@@ -192,6 +210,8 @@ def _route(
         policy,
         f"Bearer {secret}" if secret else None if keys_pass else "",
         served=entry.served,
+        pins=entry.pins.sampling if entry.pins else NO_PINS,
+        pins_all=entry.pin_calls == "all",
         match=None if match == Matcher() else match,
         continuation=continuations.get(entry.policy or ""),
     )

@@ -61,3 +61,4 @@ HEADER_POLICY = "x-tracegrad-policy"
 HEADER_SPAN_ID = "x-tracegrad-span-id"
 BAGGAGE_ROLLOUT_ID = "rollout.id"
 BAGGAGE_TASK_ID = "task.id"
+BAGGAGE_SPLIT = "rollout.split"  # eval: the agent is being measured, so its sampling settings stay its own

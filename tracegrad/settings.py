@@ -159,6 +159,31 @@ class CallMatch(_Section):
     header: dict[str, str] = {}
 
 
+class Pins(_Section):
+    """`pins` of `[[model]]`, for entries with a `policy`: sampling settings that hold whatever the agent asks for.
+
+    They apply to training traffic, that is to calls of rollouts that are named (by path, header or baggage) and are not
+    of the split `eval`; with `pin_calls = "all"` to all calls of the entry. Those that set a number are sent to the
+    engine and recorded as applied. `logprobs_mode` is a setting of vLLM's that no request can change: here it says
+    what the engines' must be (`--logprobs-mode`), for all calls of the policy. An engine with another, or one that does
+    not tell, is not ready, serves only as a last resort, and what it answers does not train (`no_logprobs`).
+    """
+
+    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] | None = None
+
+    @property
+    def sampling(self) -> dict[str, float | int]:
+        """What requests are sent with."""
+        return self.model_dump(exclude_none=True, exclude={"logprobs_mode"})
+
+
 class ModelRoute(_Section):
     """`[[model]]`: where calls for a model name go. In it, `*` stands for any characters: `gpt-4*`, or `*` alone.
 
@@ -180,6 +205,9 @@ class ModelRoute(_Section):
     `auto`: where the chat template is append-only, so that nothing but the tokenisation of history can differ.
     `tokens`: also where the template would take something out of history (earlier thinking), which then stays in.
     """
+
+    pins: Pins | None = None
+    pin_calls: Literal["rollouts", "all"] = "rollouts"
 
     @field_validator("upstream")
     @classmethod

@@ -33,11 +33,11 @@ def search(directory: str | None) -> Changes:
 
 
 def for_rollout(
-    settings: Settings, context: SpanContext, rollout_id: str, attempt: int, task_id: str
+    settings: Settings, context: SpanContext, rollout_id: str, attempt: int, task_id: str, *, split: str
 ) -> dict[str, str]:
     """What tells one rollout from another."""
     base_url = f"{settings.sidecar_url.rstrip('/')}/rollout/{rollout_id}/attempt/{attempt}/v1"
-    baggage = {names.BAGGAGE_ROLLOUT_ID: rollout_id, names.BAGGAGE_TASK_ID: task_id}
+    baggage = {names.BAGGAGE_ROLLOUT_ID: rollout_id, names.BAGGAGE_TASK_ID: task_id, names.BAGGAGE_SPLIT: split}
     return {
         "OPENAI_BASE_URL": base_url,
         "OPENAI_API_BASE": base_url,
