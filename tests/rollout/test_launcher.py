@@ -105,7 +105,8 @@ async def test_each_run_is_one_trace_with_the_launchers_root(
         assert [path for path, _ in asked] == [f"/rollout/{result.rollout_id}/attempt/0/v1/chat/completions"] * 2
         assert {headers["traceparent"].split("-")[1] for _, headers in asked} == {root.trace_id}
         task = {"a": "a", "b, \u00e9%": "b%2C+%C3%A9%25"}[result.task_id]
-        assert {headers["baggage"] for _, headers in asked} == {f"rollout.id={result.rollout_id},task.id={task}"}
+        baggage = f"rollout.id={result.rollout_id},task.id={task},rollout.split=eval"
+        assert {headers["baggage"] for _, headers in asked} == {baggage}
 
 
 @WARM
