@@ -174,7 +174,9 @@ class Launcher:
         self, run: _Run, stop: asyncio.Event, stdout: Output, stderr: Output
     ) -> tuple[int | None, str | None, str]:
         """(exit status, why it was ended from outside, what is to say about it) of one agent, from start to end."""
-        own = environment.for_rollout(self._settings, run.context, run.rollout_id, run.attempt, run.task.id, run.split)
+        own = environment.for_rollout(
+            self._settings, run.context, run.rollout_id, run.attempt, run.task.id, split=run.split
+        )
         env = {**own, **self._env, **run.env}
         try:
             agent = await self._starter.start(run.rollout_id, run.arguments, env, stdout, stderr)
