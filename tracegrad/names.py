@@ -32,6 +32,16 @@ CONTINUATION = "tracegrad.continuation"  # tokens: prompted with an earlier call
 PROMPT_NAME = "tracegrad.prompt.name"  # the system prompt that replaced the agent's own
 PROMPT_VERSION = "tracegrad.prompt.version"
 
+# A call that extends an earlier one of its rollout holds only what is new; the view `llm_calls` shows it whole.
+EXTENDS_SPAN_ID = "tracegrad.extends.span_id"  # the span that holds the earlier call's tokens
+EXTENDS_ROOT = "tracegrad.extends.root"  # the first such span on the way up, which extends nothing
+EXTENDS_DEPTH = "tracegrad.extends.depth"  # how many spans up that is: 1 for one that extends a root
+EXTENDS_TOKENS = "tracegrad.extends.tokens"  # the prompt begins with so many ids of the earlier prompt and response
+EXTENDS_MESSAGES = "tracegrad.extends.messages"  # the input begins with so many messages, all of the earlier call's
+EXTENDS_TOOLS = "tracegrad.extends.tools"  # true: the tool definitions are the earlier call's
+EXTENDS_LINE = "tracegrad.extends.line"  # the span that begins this chain of calls; absent: the root
+EXTENDS_PATH = "tracegrad.extends.path"  # on that span, JSON: the chains between the root's and this one, in order
+
 AGENT_NAME = "gen_ai.agent.name"
 OPERATION_NAME = "gen_ai.operation.name"
 PROVIDER_NAME = "gen_ai.provider.name"
