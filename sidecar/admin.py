@@ -51,6 +51,7 @@ class Admin:
     ) -> None:
         self._prompts = PromptAdmin(prompts)
         self._policies = routes.policies
+        self._entries = routes.continued
         self._session = session
         self._publisher = publisher
         self._metrics = metrics
@@ -156,11 +157,13 @@ class Admin:
         should run, null while they may run anything. `healthy`: in service.
         """
         published = self._publisher.publications.current(policy.name)
+        continuation = self._entries[policy.name].continuation
         return {
             "name": policy.name,
             "version": policy.version,
             "published": published.version if published else None,
             "model": policy.model,
+            "continuation": continuation.describe() if continuation else None,
             "replicas": [
                 {
                     "url": one.url,

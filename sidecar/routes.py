@@ -109,6 +109,11 @@ class Routes:
         return next(iter((*rest, *unmatched, *self.entries)))
 
     @property
+    def continued(self) -> dict[str, Route]:
+        """One entry of each policy, by the policy's name."""
+        return {route.policy.name: route for route in self.entries if route.policy}
+
+    @property
     def upstreams(self) -> tuple[str, ...]:
         """Every upstream, once."""
         return tuple(dict.fromkeys(url for route in self.entries for url in route.upstreams))

@@ -20,6 +20,7 @@ from sidecar.admin import Admin
 from sidecar.background import running
 from sidecar.board import Board
 from sidecar.catch_up import kept_current
+from sidecar.continuation.watch import examined
 from sidecar.forward import client_session, control_session
 from sidecar.gate import build_gate
 from sidecar.metrics import Metrics
@@ -92,6 +93,7 @@ async def serve(settings: Settings, *, shutdown_s: float = SHUTDOWN_S) -> AsyncI
         publisher = Publisher(control, settings.sidecar.weights, publications)
         await stack.enter_async_context(kept_current(publisher, routes.policies.values(), board))
         await stack.enter_async_context(_watched(routes, control))
+        await stack.enter_async_context(examined(routes.continued, control))
         recorder = Recorder(sender, metrics)
         stack.push_async_callback(recorder.close, CONFIRM_S)
         responses = ResponseStore(

@@ -1,7 +1,7 @@
 """Examines the templates of a sidecar's policies when it starts, so that it can say at once what calls will do."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -14,9 +14,9 @@ PAUSE_S = 2.0
 
 
 @asynccontextmanager
-async def examined(routes: Iterable[Route], session: aiohttp.ClientSession) -> AsyncIterator[None]:
-    """While the block runs, every policy's engines are examined as they come up."""
-    tasks = [asyncio.create_task(_examine(route, session)) for route in routes if route.continuation is not None]
+async def examined(routes: Mapping[str, Route], session: aiohttp.ClientSession) -> AsyncIterator[None]:
+    """While the block runs, every policy's engines are examined as they come up. `routes`: an entry of each policy."""
+    tasks = [asyncio.create_task(_examine(route, session)) for route in routes.values()]
     try:
         yield
     finally:
