@@ -10,6 +10,8 @@ from tracegrad.cli import (
     collector,
     demo,
     doctor,
+    policy,
+    prompt,
     reward,
     rollout,
     sidecar,
@@ -35,6 +37,8 @@ for module in (up, sidecar, collector, rollout, reward, train, transitions, sql,
     app.command(name, epilog=module.EXAMPLE, no_args_is_help=False, **getattr(module, "COMMAND_OPTIONS", {}))(
         module.command
     )
+for group in (policy, prompt):
+    app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import typer
 
 from tracegrad import settings
 from tracegrad.cli.options import AsJson, ConfigFile
+from tracegrad.cli.table import table
 
 EXAMPLE = "Example: tracegrad transitions --task capital-7 --json > transitions.jsonl"
 
@@ -75,7 +76,7 @@ def _table(lines: Sequence[dict[str, Any]]) -> list[str]:
         "POLICY",
         "USABLE",
     )
-    cells = [header] + [
+    rows = [
         (
             line["rollout_id"] + (f"/{line['attempt']}" if line["attempt"] else ""),
             line["task_id"],
@@ -91,5 +92,4 @@ def _table(lines: Sequence[dict[str, Any]]) -> list[str]:
         )
         for line in lines
     ]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return table(header, rows)
