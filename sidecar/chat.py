@@ -120,8 +120,11 @@ class ChatDialect(OpenAIErrors):
         return ""
 
     def replace_system(self, body: Json, text: str) -> Json:
-        """A copy whose first system or developer message says `text`."""
-        messages = list(body.get("messages") or [])
+        """A copy whose first system or developer message says `text`; what the engine will refuse stays as it is."""
+        given = body.get("messages")
+        if not given or not isinstance(given, list):
+            return body
+        messages = list(given)
         for place, message in enumerate(messages):
             if isinstance(message, dict) and message.get("role") in SYSTEM_ROLES:
                 messages[place] = {**message, "content": text}
