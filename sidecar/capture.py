@@ -18,7 +18,7 @@ from sidecar.chat_answer import mapping, text
 from sidecar.chat_request import Hidden, with_fields
 from sidecar.continuation.render import Renderer
 from sidecar.dialect import Dialect, Exchange, Json, Native, NativeStream, Refusal, StreamWriter
-from sidecar.forward import Inbound, identity_headers, recorded_headers, response_headers, upstream_url
+from sidecar.forward import Inbound, engine_headers, identity_headers, recorded_headers, response_headers, upstream_url
 from sidecar.policy import Replica
 from sidecar.routes import Route
 from sidecar.sse import DONE, Event, EventReader, EventTooLargeError
@@ -77,7 +77,7 @@ async def captured_call(
     path = inbound.path if capture.exchange is None else capture.native.path
     headers = recorded_headers(inbound.request.headers, route.authorization, call)
     if capture.raw is None:
-        headers["content-type"] = "application/json"
+        engine_headers(headers)
     tried: list[Replica] = []
     while (replica := await route.policy.choose(tried, call.identity.named)) is not None:
         with replica.serving() as stamp:

@@ -95,6 +95,14 @@ def request_headers(headers: Mapping[str, str], authorization: str | None) -> CI
     return kept
 
 
+def engine_headers(headers: CIMultiDict[str]) -> CIMultiDict[str]:
+    """The same, changed in place, for a request that we wrote ourselves: JSON, its key where an engine looks for it."""
+    headers[hdrs.CONTENT_TYPE] = "application/json"
+    if (key := headers.pop(X_API_KEY, None)) is not None and hdrs.AUTHORIZATION not in headers:
+        headers[hdrs.AUTHORIZATION] = f"Bearer {key}"
+    return headers
+
+
 def recorded_headers(headers: Mapping[str, str], authorization: str | None, call: Call) -> CIMultiDict[str]:
     """The same for a call we record: readable to us, and our span is the parent of what the upstream traces."""
     kept = request_headers(headers, authorization)

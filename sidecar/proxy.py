@@ -12,13 +12,14 @@ import orjson
 from aiohttp import web
 
 from sidecar.access_log import AccessLog, Visit
+from sidecar.anthropic.count import COUNT_PATH, MESSAGES_PATH, count_tokens
 from sidecar.body import invite_body, read_body
 from sidecar.call import DISCONNECTED, Call
 from sidecar.capture import TIMEOUT, Capture, captured_call
 from sidecar.chat import CHAT, ChatDialect
 from sidecar.chat_answer import ABORTED, text
 from sidecar.chat_request import with_fields
-from sidecar.dialect import Caller, Dialect, Refusal
+from sidecar.dialect import Caller, Dialect, Json, Refusal
 from sidecar.dialects import dialects
 from sidecar.engine import CONTROL_PATHS
 from sidecar.facts import Facts
@@ -32,7 +33,7 @@ from sidecar.prompts import Prompts
 from sidecar.recorder import Recorder
 from sidecar.responses.store import ResponseStore
 from sidecar.responses.stored import about_stored, names_response
-from sidecar.routes import Routes
+from sidecar.routes import Route, Routes
 from tracegrad import names
 
 POLICY_PROVIDER = "vllm"
@@ -130,6 +131,8 @@ class Proxy:
         inbound = Inbound(request, target.path, limit_s=self.gate.timeout_s)
         try:
             async with asyncio.timeout(inbound.limit_s) as inbound.deadline:
+                if request.method == "POST" and path == COUNT_PATH:
+                    return await self._count_tokens(inbound, target)
                 return await forward(self._session, inbound, route, self.gate.max_upload_bytes)
         except TimeoutError:
             raise _too_late(inbound) from None
@@ -163,22 +166,10 @@ class Proxy:
         return response
 
     async def _serve(self, inbound: Inbound, call: Call, dialect: Dialect, caller: Caller) -> web.StreamResponse:
-        raw = await read_body(inbound.request, self.gate.max_body_bytes)
-        try:
-            body = orjson.loads(raw)
-        except orjson.JSONDecodeError as error:
-            raise Refusal(400, f"the request body is not JSON: {error}", "invalid_json") from error
-        if not isinstance(body, dict):
-            raise Refusal(400, "the request body is not a JSON object", "invalid_json")
-        call.body = body
+        call.body = body = await self._read(inbound)
         identity = call.identity
         facts = Facts(dialect, body, text(body.get("model")), identity.named, call.agent, inbound.request.headers)
-        route = self.routes.choose(facts)
-        if route is None and facts.model is None:
-            raise Refusal(400, "you must provide a model parameter", "missing_model")
-        if route is None:
-            raise Refusal(404, self.routes.refusal(str(facts.model)), "model_not_found")
-        inbound.raw = raw
+        route = self._route(facts)
         if (prompt := self._prompts.choose(facts, identity.rollout_id)) is not None:
             call.prompt = (prompt.name, prompt.version)
             if prompt.text != facts.system:
@@ -199,6 +190,35 @@ class Proxy:
         if route.served is not None and route.served != facts.model:
             inbound.raw = with_fields(inbound.raw, body, {"model": route.served})
         return await recorded_call(self._session, inbound, call, route, dialect)
+
+    async def _read(self, inbound: Inbound) -> Json:
+        """Take in the body; returns what it holds."""
+        inbound.raw = await read_body(inbound.request, self.gate.max_body_bytes)
+        try:
+            body = orjson.loads(inbound.raw)
+        except orjson.JSONDecodeError as error:
+            raise Refusal(400, f"the request body is not JSON: {error}", "invalid_json") from error
+        if not isinstance(body, dict):
+            raise Refusal(400, "the request body is not a JSON object", "invalid_json")
+        return body
+
+    def _route(self, facts: Facts) -> Route:
+        route = self.routes.choose(facts)
+        if route is None and facts.model is None:
+            raise Refusal(400, "you must provide a model parameter", "missing_model")
+        if route is None:
+            raise Refusal(404, self.routes.refusal(str(facts.model)), "model_not_found")
+        return route
+
+    async def _count_tokens(self, inbound: Inbound, target: Target) -> web.StreamResponse:
+        dialect, headers = self._dialects[MESSAGES_PATH], inbound.request.headers
+        try:
+            body = await self._read(inbound)
+            named, agent = identify(target, headers).named, headers.get(names.HEADER_AGENT)
+            route = self._route(Facts(dialect, body, text(body.get("model")), named, agent, headers))
+            return await count_tokens(self._session, inbound, body, route)
+        except Refusal as refusal:
+            return _refused(dialect, refusal)
 
     def _refuse(self, call: Call, dialect: Dialect, refusal: Refusal) -> web.Response:
         call.status = refusal.status

@@ -26,16 +26,22 @@ BILLING_MARK = "x-anthropic-billing-header"
 
 def to_chat(body: Json) -> Json:
     """The chat completion to ask an engine for. Raises Refusal."""
-    chat = _chat(body, _refuse)
+    chat = to_prompt(body)
     if count(body.get("max_tokens")) is None:
         _refuse("max_tokens: a whole number is required")
+    if body.get("stream"):
+        # With usage on every chunk the first event can tell the prompt's length, as Anthropic's does.
+        chat |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    return chat
+
+
+def to_prompt(body: Json) -> Json:
+    """What of it becomes the prompt, and how it is sampled. Raises Refusal."""
+    chat = _chat(body, _refuse)
     last = chat["messages"][-1]
     if last["role"] == "assistant" and last["content"] and not last.keys() & {"tool_calls", "reasoning"}:
         # The answer goes on where the caller's last message ends.
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
-    if body.get("stream"):
-        # With usage on every chunk the first event can tell the prompt's length, as Anthropic's does.
-        chat |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     return chat
 
 
