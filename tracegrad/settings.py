@@ -74,8 +74,14 @@ class SidecarSettings(_Section):
     """Processes that share the agents' port."""
     reuse_port: bool = False
     """Let another sidecar of the same user listen on the same ports, so that it can take over while this one drains."""
+    spool_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    """Of spans that each worker keeps on disk, under `data`, until the collector has them; more are dropped."""
+    spool_fsync: Literal["off", "interval"] = "off"
+    """What the spool survives: `off` a killed process, `interval` also a loss of power but for about a second."""
     stored_responses: int = Field(default=20_000, ge=0)
     stored_responses_bytes: int = Field(default=256 << 20, ge=0)
+    shutdown_s: float = Field(default=20.0, ge=0)
+    """How long requests in flight may take to end after SIGTERM."""
 
     max_body_bytes: int = Field(default=64 << 20, gt=0)
     """Larger model calls get 413."""
@@ -89,8 +95,6 @@ class SidecarSettings(_Section):
     """How long they wait before they get 429."""
     timeout_s: float = Field(default=0.0, ge=0)
     """How long a request may take until its last byte; then 504, or an error event in a stream. 0: no limit."""
-    shutdown_s: float = Field(default=20.0, ge=0)
-    """How long requests in flight may take to end after SIGTERM."""
     access_log: str = "off"
     """`off`, `-` (standard output) or a file that gets one JSON object per request."""
     admin_key: SecretStr | None = None
