@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from sidecar.delivery import Delivery
 from sidecar.exposition import Family, Histogram, render
 from sidecar.policy import Policy
-from tracegrad.otlp import OtlpSender
 
 CLIENT_CLOSED = 499
 """The status under which calls are counted whose client went away before the answer ended."""
@@ -32,14 +32,14 @@ class Metrics:
     """Requests that wait for a place."""
     log_lines_lost: int = 0
 
-    def render(self, policies: Iterable[Policy], sender: OtlpSender) -> str:
+    def render(self, policies: Iterable[Policy], delivery: Delivery) -> str:
         """The whole page of this process."""
-        return render(self.families(policies, sender))
+        return render(self.families(policies, delivery))
 
-    def families(self, policies: Iterable[Policy], sender: OtlpSender | None) -> list[Family]:
-        """Everything that is counted. `sender` None: a process that sends no spans."""
+    def families(self, policies: Iterable[Policy], delivery: Delivery | None) -> list[Family]:
+        """Everything that is counted. `delivery` None: a process that sends no spans."""
         replicas = [(policy.name, replica) for policy in policies for replica in policy.replicas]
-        of_spans = _spans(sender) if sender is not None else ()
+        of_spans = _spans(delivery) if delivery is not None else ()
         return [
             Family("calls_total", "counter", "Model calls by HTTP status.", ("status",), _one(self.calls)),
             Family(
@@ -102,18 +102,48 @@ class Metrics:
         ]
 
 
-def _spans(sender: OtlpSender) -> tuple[Family, ...]:
-    spans = sender.counters
+def _spans(delivery: Delivery) -> tuple[Family, ...]:
+    spans, store = delivery.counters, delivery.store
     states = {
         "queued": spans.queued,
+        "adopted": spans.adopted,
         "sent": spans.sent,
-        "dropped_queue_full": spans.dropped_queue_full,
+        "dropped_spool_full": spans.dropped_spool_full,
+        "dropped_memory_full": spans.dropped_memory_full,
         "dropped_refused": spans.dropped_refused,
     }
     return (
-        Family("spans_total", "counter", "Spans by what became of them.", ("state",), _one(states)),
+        Family(
+            "spans_total",
+            "counter",
+            "Spans by what became of them: put by this process or left by an earlier one; sent; lost.",
+            ("state",),
+            _one(states),
+        ),
         Family("span_retries_total", "counter", "Exports that were tried again.", (), {(): spans.retries}),
-        Family("span_queue_bytes", "gauge", "Bytes of spans that wait.", (), {(): sender.queue_bytes}),
+        Family(
+            "spool_torn_total",
+            "counter",
+            "Stretches of spool files that were damaged, each at least one span.",
+            (),
+            {(): spans.torn},
+        ),
+        Family("spool_waiting_bytes", "gauge", "Spans on disk, not sent.", (), {(): store.spool.waiting_bytes}),
+        Family("spool_memory_bytes", "gauge", "Spans in memory only, not sent.", (), {(): store.memory.size}),
+        Family(
+            "spool_disk_failing",
+            "gauge",
+            "Whether the disk takes no spans, so that they wait in memory.",
+            (),
+            {(): int(store.disk_problem is not None)},
+        ),
+        Family(
+            "spool_oldest_seconds",
+            "gauge",
+            "Age of the oldest span that is not sent.",
+            (),
+            {(): round(store.oldest_s, 3)},
+        ),
     )
 
 

@@ -8,12 +8,11 @@ import asyncio
 import logging
 import time
 
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
-
 from sidecar.call import DISCONNECTED, Call, call_spans
+from sidecar.delivery import Delivery
+from sidecar.history import History
 from sidecar.metrics import CLIENT_CLOSED, Metrics
 from sidecar.policy import Replica
-from tracegrad.otlp import OtlpSender
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +23,10 @@ CONFIRM_LIMIT_S = 120
 class Recorder:
     """Turns calls into spans. `close` waits for those whose version is still being asked for."""
 
-    def __init__(self, sender: OtlpSender, metrics: Metrics) -> None:
-        self._sender = sender
+    def __init__(self, delivery: Delivery, metrics: Metrics) -> None:
+        self._delivery = delivery
         self._metrics = metrics
+        self._history = History()
         self._unproved: dict[Replica, list[Call]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -91,6 +91,9 @@ class Recorder:
 
     def _record(self, call: Call) -> None:
         try:
+            call.growth = self._history.grow(
+                call.identity, call.policy or call.model, call.chat(call.body), call.answer
+            )
             spans = list(call_spans(call))
         except (TypeError, ValueError):
             self._metrics.unrecorded += 1
@@ -98,5 +101,6 @@ class Recorder:
             return
         for choice in call.answer.choices or (None,):
             self._metrics.choices[call.why_untrainable(choice) or ""] += 1
-        for span in spans:
-            self._sender.put(Span.FromString(span))
+        queued = [self._delivery.put(span) for span in spans]
+        if call.growth is not None and all(queued):
+            call.growth.shipped()
