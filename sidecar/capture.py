@@ -14,7 +14,7 @@ from aiohttp import web
 
 from sidecar.call import Call
 from sidecar.chat import CHAT
-from sidecar.chat_answer import mapping, text
+from sidecar.chat_answer import Answer, mapping, text
 from sidecar.chat_request import Hidden, with_fields
 from sidecar.continuation.render import Renderer
 from sidecar.dialect import Dialect, Exchange, Json, Native, NativeStream, Refusal, StreamWriter
@@ -142,9 +142,17 @@ async def _deliver(
         return _response(upstream, body, changed=False)
     if call.continuation is not None:
         call.continuation.answered(call.answer)
+    call.answer = _as_seen(call.answer, capture)
     if capture.exchange is not None:
         shown = orjson.dumps(capture.exchange.answer(orjson.loads(shown)))
     return _response(upstream, shown, changed=shown is not body)
+
+
+def _as_seen(answer: Answer, capture: Capture) -> Answer:
+    """An answer with the id that its client knows."""
+    if capture.exchange is None or answer.id is None:
+        return answer
+    return replace(answer, id=capture.exchange.seen_id(answer.id))
 
 
 def _refused(call: Call, upstream: aiohttp.ClientResponse, capture: Capture, body: bytes) -> web.Response:
@@ -198,7 +206,7 @@ async def _deliver_stream(
         await inbound.end_late(response, client.flush() + _error_event(client, capture, message, TIMEOUT))
         return response
     finally:
-        call.answer = stream.answer()
+        call.answer = _as_seen(stream.answer(), capture)
         call.delivered = stream.done
     if stream.error is not None:
         call.fail("upstream_error", stream.error)

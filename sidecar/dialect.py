@@ -91,6 +91,9 @@ class Exchange(Protocol):
     chat: Json
     """The chat completion to ask the engine for. With `stream`, its `stream_options` ask for usage."""
 
+    def seen_id(self, engine_id: str) -> str:
+        """The answer's id as its client sees it, which is the one that feedback will name."""
+
     def answer(self, chat: Json) -> Json:
         """The whole answer, out of a `chat.completion` as its client would have got it."""
 

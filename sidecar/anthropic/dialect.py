@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from sidecar.anthropic.answer import message, read_message
+from sidecar.anthropic.answer import message, message_id, read_message
 from sidecar.anthropic.error import error_body, error_event
 from sidecar.anthropic.request import as_chat, system_text, to_chat
 from sidecar.anthropic.stream import MessageReader, MessageWriter
@@ -16,6 +16,10 @@ class MessagesExchange:
 
     def __init__(self, chat: Json) -> None:
         self.chat = chat
+
+    def seen_id(self, engine_id: str) -> str:
+        """The id under Anthropic's prefix."""
+        return message_id({"id": engine_id})
 
     def answer(self, chat: Json) -> Json:
         """The message, out of the chat completion."""

@@ -31,6 +31,10 @@ class ResponsesExchange:
         self._asked = asked
         self._items = items
 
+    def seen_id(self, engine_id: str) -> str:
+        """The response's own id, whatever the engine's."""
+        return self._asked.ids.response
+
     def answer(self, chat: Json) -> Json:
         """The response."""
         response = whole_response(self._asked, chat)

@@ -87,7 +87,10 @@ async def test_whole_and_streamed_answers_are_one_response(
     else:
         assert item.type == "message"
         assert whole.output_text == accumulated.output_text == TEXT
-    for span in await harness.receiver.wait(3):
+    spans = await harness.receiver.wait(3)
+    seen = [span.attributes["gen_ai.response.id"] for span in spans]
+    assert seen == [whole.id, last.response.id, accumulated.id]
+    for span in spans:
         assert_exact(span, 7 if tools else 5)
         assert span.attributes["tracegrad.rollout.id"] == "r"
         assert span.json("gen_ai.input.messages") == [
