@@ -136,6 +136,12 @@ def open_access_log(destination: str, worker: int = 0) -> AccessLog | None:
     return None if destination == OFF else AccessLog(destination, worker)
 
 
+def require_writable(destination: str) -> None:
+    """Raise SettingsError where this process could not write there."""
+    if destination not in (OFF, STANDARD_OUTPUT):
+        os.close(_open(destination))
+
+
 def _open(destination: str) -> int:
     if destination == STANDARD_OUTPUT:
         return sys.stdout.fileno()

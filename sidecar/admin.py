@@ -1,7 +1,8 @@
 """The operators' port: policies and their weights, health, metrics. Not for agents; bound to loopback by default."""
 
 import logging
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any, Protocol
 
 import aiohttp
 import orjson
@@ -11,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sidecar import swap
 from sidecar.admin_prompts import PromptAdmin
 from sidecar.engine import EngineError
-from sidecar.exposition import CONTENT_TYPE
+from sidecar.exposition import CONTENT_TYPE, Family, render
 from sidecar.metrics import Metrics
 from sidecar.openai_error import JSON
 from sidecar.policy import Policy
@@ -20,10 +21,28 @@ from sidecar.publications import RecordError
 from sidecar.publish import ConflictError, Publisher
 from sidecar.replica import SERVES
 from sidecar.routes import Routes
-from tracegrad.errors import InputError
-from tracegrad.otlp import OtlpSender
+from sidecar.tenants import Key, owner_of, presented_key
+from tracegrad.errors import InputError, TracegradError
 
 log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+OPEN_PATHS = ("/healthz", "/readyz")
+"""Asked without a key, by whatever starts and watches processes."""
+
+
+class Sidecar(Protocol):
+    """What runs behind this port, in one process or several."""
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with processes."""
+
+    async def families(self) -> list[Family]:
+        """What all of them count."""
+
+    async def reload(self) -> list[str]:
+        """Take up the configuration as it is now. Raises TracegradError."""
 
 
 class Publication(BaseModel):
@@ -45,27 +64,35 @@ class Admin:
         session: aiohttp.ClientSession,
         publisher: Publisher,
         metrics: Metrics,
-        sender: OtlpSender,
         *,
         prompts: PromptStore,
     ) -> None:
+        self.operation: Sidecar | None = None
+        """Set before it serves."""
+        self.keys: Sequence[Key] = ()
+        """Of these, a request must have one; empty: none need."""
         self._prompts = PromptAdmin(prompts)
         self._policies = routes.policies
         self._entries = routes.continued
         self._session = session
         self._publisher = publisher
         self._metrics = metrics
-        self._sender = sender
+
+    def use(self, routes: Routes) -> None:
+        """Serve the policies of another routing table."""
+        self._policies = routes.policies
+        self._entries = routes.continued
 
     def application(self) -> web.Application:
         """The aiohttp application."""
-        app = web.Application(client_max_size=1 << 20)
+        app = web.Application(client_max_size=1 << 20, middlewares=[self._require_key])
         app.router.add_get("/policies", self.policies)
         app.router.add_post("/policies/{name}/publish", self.publish)
         app.router.add_post("/policies/{name}/forget", self.forget)
         app.router.add_post("/policies/{name}/pause", self.pause)
         app.router.add_post("/policies/{name}/resume", self.resume)
         self._prompts.register(app)
+        app.router.add_post("/reload", self.reload)
         app.router.add_get("/healthz", self.healthz)
         app.router.add_get("/readyz", self.readyz)
         app.router.add_get("/metrics", self.metrics)
@@ -134,7 +161,7 @@ class Admin:
         """200 while the process lives."""
         return _json(200, {"status": "ok"})
 
-    async def readyz(self, _: web.Request) -> web.Response:
+    async def readyz(self, request: web.Request) -> web.Response:
         """200 when every replica serves, with weights it can name; else 503 with what is missing.
 
         `problems` also names, with 200, a replica that serves only as a last resort, since it runs other weights.
@@ -142,13 +169,41 @@ class Admin:
         replicas = [replica for policy in self._policies.values() for replica in policy.replicas]
         problems = [replica.problem or "no version" for replica in replicas if replica.problem or not replica.healthy]
         waiting = any(not one.healthy or not one.exact_logprobs or (one.behind and not one.aside) for one in replicas)
-        status = {"status": "waiting" if waiting else "ready", **({"problems": problems} if problems else {})}
+        processes = self._sidecar.problems
+        waiting, problems = waiting or bool(processes), [*problems, *processes]
+        status: dict[str, Any] = {"status": "waiting" if waiting else "ready"}
+        if problems and self._knows(request):
+            status["problems"] = problems
         return _json(503 if waiting else 200, status)
 
     async def metrics(self, _: web.Request) -> web.Response:
         """Prometheus' text format."""
-        page = self._metrics.render(self._policies.values(), self._sender)
+        page = render(await self._sidecar.families())
         return web.Response(body=page.encode(), headers={"content-type": CONTENT_TYPE})
+
+    async def reload(self, _: web.Request) -> web.Response:
+        """Take up the configuration as it is now: 200 with what needs a restart; 400 where it is refused."""
+        try:
+            return _json(200, {"status": "reloaded", "restart_for": await self._sidecar.reload()})
+        except TracegradError as error:
+            log.error("configuration not reloaded, the old one stays: %s", error)  # noqa: TRY400 - one line says it all
+            return _json(400, {"error": str(error)})
+
+    @property
+    def _sidecar(self) -> "Sidecar":
+        assert self.operation is not None  # noqa: S101 - set before the port opens
+        return self.operation
+
+    @web.middleware
+    async def _require_key(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self.keys and request.path not in OPEN_PATHS and not self._knows(request):
+            answer = _json(401, {"error": "send the admin port's key: Authorization: Bearer KEY ([sidecar] admin_key)"})
+            answer.headers["www-authenticate"] = "Bearer"
+            return answer
+        return await handler(request)
+
+    def _knows(self, request: web.Request) -> bool:
+        return not self.keys or owner_of(self.keys, presented_key(request.headers)) is not None
 
     def _describe(self, policy: Policy) -> dict[str, Any]:
         """A policy for people and programs.

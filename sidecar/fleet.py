@@ -14,6 +14,7 @@ import aiohttp
 from sidecar.background import running
 from sidecar.board import Board
 from sidecar.catch_up import keep_current
+from sidecar.continuation.watch import examined
 from sidecar.places import capacity, placed
 from sidecar.policy import Policy, Replica
 from sidecar.publish import Publisher
@@ -39,6 +40,7 @@ class Fleet:
         self._replicas: dict[str, Replica] = {}
         self._watches: dict[str, AsyncExitStack] = {}
         self._currents: dict[tuple[str, str], tuple[Policy, AsyncExitStack]] = {}
+        self._examination: AsyncExitStack | None = None
         self._leaving: set[asyncio.Task[None]] = set()
 
     def build(self, settings: Settings, places: Mapping[str, int] | None = None) -> Routes:
@@ -64,6 +66,9 @@ class Fleet:
         for url, replica in replicas.items():
             if url not in self._watches:
                 self._watches[url] = await _entered(running(replica.watch(self._session), f"watch {url}"))
+        if self._examination is not None:
+            await self._examination.aclose()
+        self._examination = await _entered(examined(routes.continued, self._session))
         if self._publisher is not None:
             await self._keep_current(policies, self._publisher)
 
@@ -85,6 +90,8 @@ class Fleet:
         for task in self._leaving:
             task.cancel()
         await asyncio.gather(*self._leaving, return_exceptions=True)
+        if self._examination is not None:
+            await self._examination.aclose()
         for stack in (*self._watches.values(), *(stack for _, stack in self._currents.values())):
             await stack.aclose()
 

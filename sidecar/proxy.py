@@ -22,6 +22,7 @@ from sidecar.chat_request import with_fields
 from sidecar.dialect import Caller, Dialect, Json, Refusal
 from sidecar.dialects import dialects
 from sidecar.engine import CONTROL_PATHS
+from sidecar.exposition import Histogram
 from sidecar.facts import Facts
 from sidecar.forward import Inbound, identity_headers
 from sidecar.gate import Gate
@@ -62,6 +63,7 @@ class Proxy:
         self.access_log: AccessLog | None = None
         self.refusals: Counter[str] = Counter()
         """Requests that the gate turned away, by code."""
+        self.durations = Histogram()
         self._session = session
         self._recorder = recorder
         self._prompts = prompts
@@ -83,16 +85,16 @@ class Proxy:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request, and say so in the access log."""
         visit = Visit(time.time_ns())
-        if self.access_log is None:
-            return await self._answer(request, visit)
         response: web.StreamResponse | None = None
         try:
             response = await self._answer(request, visit)
-            with contextlib.suppress(ConnectionError):  # aiohttp sees it too
-                await response.prepare(request)
-                await response.write_eof()
+            if self.access_log is not None:
+                with contextlib.suppress(ConnectionError):  # aiohttp sees it too
+                    await response.prepare(request)
+                    await response.write_eof()
             return response
         finally:
+            self.durations.observe((time.time_ns() - visit.started_ns) / 1e9)
             if self.access_log is not None:
                 self.access_log.note(request, response, visit, stopping=self.stopping)
 

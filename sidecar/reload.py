@@ -5,7 +5,7 @@ from tracegrad.settings import Settings, SidecarSettings
 LIVE = frozenset(
     (
         *("max_body_bytes", "max_upload_bytes", "max_concurrency", "max_waiting", "max_wait_s", "timeout_s"),
-        *("shutdown_s", "access_log", "admin_key", "admin_key_env", "admin_key_file"),
+        *("access_log", "admin_key", "admin_key_env", "admin_key_file"),
     )
 )
 """Of `[sidecar]`; `[[model]]` and `[[tenant]]` too."""

@@ -1,68 +1,72 @@
-"""The sidecar process: both ports, the watch over the engines, and an orderly end.
+"""The sidecar process: both ports, signals, an orderly end.
 
-At the end no new connection is taken, calls in flight may finish for `SHUTDOWN_S`, and every span is sent, for at most
-half of that. What is cut off is recorded as `aborted`; what cannot be sent is counted and logged.
+Ports are taken before anything else, so that one in use is told at once; agents may connect from then on, and their
+calls wait for their engine. SIGTERM or SIGINT end in order, a second one at once. SIGHUP reloads the configuration.
 """
 
 import asyncio
-import errno
 import logging
+import resource
 import signal
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import uvloop
 from aiohttp import web
 
 from sidecar.admin import Admin
-from sidecar.background import running
-from sidecar.board import Board
 from sidecar.catch_up import kept_current
-from sidecar.continuation.watch import examined
-from sidecar.forward import client_session, control_session
-from sidecar.gate import build_gate
+from sidecar.fleet import looked_after, memory_places
+from sidecar.forward import control_session
+from sidecar.listen import claim, port_of, share
 from sidecar.metrics import Metrics
+from sidecar.operation import Again, Alone, Main, Operation, warn_of_risks
 from sidecar.prompt_store import PromptStore
-from sidecar.prompts import Prompts
-from sidecar.proxy import Proxy
 from sidecar.publications import Publications
 from sidecar.publish import Publisher
-from sidecar.recorder import Recorder
-from sidecar.responses.store import ResponseStore
-from sidecar.routes import Routes, build_routes, policy_engines
-from tracegrad.errors import PortInUseError, TracegradError
-from tracegrad.otlp import OtlpSender
+from sidecar.serving import serving
+from sidecar.shared_board import shared_board
+from sidecar.supervisor import Supervisor, check, shown_to_workers
+from tracegrad.errors import TracegradError
 from tracegrad.settings import Settings
 
 log = logging.getLogger(__name__)
 
-SERVICE = "tracegrad.sidecar"
-SHUTDOWN_S = 20.0
-MAX_BATCH_BYTES = 1 << 20
-"""Of spans in one export: agents wait while one is put together."""
-FIRST_ANSWER_S = 2.0
-CONFIRM_S = 5.0
-
 
 @dataclass(frozen=True)
-class Ports:
-    """Where a running sidecar listens."""
+class _Start:
+    """What both process models start from."""
 
-    port: int
-    admin_port: int
+    settings: Settings
+    again: Again | None
+    agents: socket.socket
+    operators: socket.socket
+    control: aiohttp.ClientSession
+    publisher: Publisher
+    shutdown_s: float
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        """Where it listens."""
+        return port_of(self.agents), port_of(self.operators)
 
 
-def run(settings: Settings) -> None:
+def run(settings: Settings, again: Again | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises PortInUseError and SettingsError."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each call takes two files
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(settings))
+        runner.run(_run(settings, again))
 
 
-async def _run(settings: Settings) -> None:
+async def _run(settings: Settings, again: Again | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    reloads: set[asyncio.Task[None]] = set()
 
     def stop_once() -> None:
         stop.set()
@@ -71,74 +75,110 @@ async def _run(settings: Settings) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_once)
-    async with serve(settings) as ports:
-        log.info("sidecar ready port=%d admin_port=%d", ports.port, ports.admin_port)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # not ready yet
+    async with serve(settings, again=again) as running:
+
+        def reload() -> None:
+            task = asyncio.create_task(_reload(running), name="reload")
+            reloads.add(task)
+            task.add_done_callback(reloads.discard)
+
+        loop.add_signal_handler(signal.SIGHUP, reload)
+        log.info("sidecar ready port=%d admin_port=%d", running.port, running.admin_port)
         await stop.wait()
         log.info("sidecar stopping")
 
 
-@asynccontextmanager
-async def serve(settings: Settings, *, shutdown_s: float = SHUTDOWN_S) -> AsyncIterator[Ports]:
-    """A sidecar that serves while the block runs."""
-    board = Board.memory(len(policy_engines(settings)))
-    routes = build_routes(settings, board)
-    publications = Publications(settings.sidecar.data)
-    metrics = Metrics()
-    async with AsyncExitStack() as stack:
-        sender = await stack.enter_async_context(
-            OtlpSender(settings.otlp, SERVICE, max_batch_bytes=MAX_BATCH_BYTES, close_timeout_s=shutdown_s / 2)
-        )
-        session = await stack.enter_async_context(client_session())
-        control = await stack.enter_async_context(control_session())
-        publisher = Publisher(control, settings.sidecar.weights, publications)
-        await stack.enter_async_context(kept_current(publisher, routes.policies.values(), board))
-        await stack.enter_async_context(_watched(routes, control))
-        await stack.enter_async_context(examined(routes.continued, control))
-        recorder = Recorder(sender, metrics)
-        stack.push_async_callback(recorder.close, CONFIRM_S)
-        responses = ResponseStore(
-            settings.sidecar.data / "responses.sqlite",
-            max_count=settings.sidecar.stored_responses,
-            max_bytes=settings.sidecar.stored_responses_bytes,
-        )
-        stack.callback(responses.close)
-        prompts = Prompts(settings.sidecar.data)
-        stack.callback(prompts.close)
-        proxy = Proxy(routes, session, recorder, gate=build_gate(settings), prompts=prompts, responses=responses)
-        admin = Admin(routes, control, publisher, metrics, sender, prompts=PromptStore(settings.sidecar.data))
-        host = settings.sidecar.host
-        admin_runner = web.AppRunner(admin.application(), access_log=None, shutdown_timeout=shutdown_s)
-        admin_port = await _listen(stack, admin_runner, host, settings.sidecar.admin_port)
-        runner = web.AppRunner(
-            proxy.application(), access_log=None, handler_cancellation=True, shutdown_timeout=shutdown_s
-        )
-        port = await _listen(stack, runner, host, settings.sidecar.port)
-        try:
-            yield Ports(port, admin_port)
-        finally:
-            proxy.stopping = True
-
-
-@asynccontextmanager
-async def _watched(routes: Routes, session: aiohttp.ClientSession) -> AsyncIterator[None]:
-    """Ask every replica for its version, again and again."""
-    replicas = [replica for policy in routes.policies.values() for replica in policy.replicas]
-    async with AsyncExitStack() as stack:
-        for replica in replicas:
-            await stack.enter_async_context(running(replica.watch(session), f"watch {replica.url}"))
-        if replicas:
-            first = [asyncio.create_task(replica.confirmed()) for replica in replicas]
-            await asyncio.wait(first, timeout=FIRST_ANSWER_S)
-        yield
-
-
-async def _listen(stack: AsyncExitStack, runner: web.AppRunner, host: str, port: int) -> int:
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
+async def _reload(running: Operation) -> None:
     try:
-        await web.TCPSite(runner, host, port).start()
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUseError("the sidecar", host, port) from error
-        raise TracegradError(f"the sidecar cannot listen on {host}:{port} ({error}): choose another address") from error
-    return int(runner.addresses[0][1])
+        await running.reload()
+    except TracegradError as error:
+        log.error("configuration not reloaded, the old one stays: %s", error)  # noqa: TRY400 - one line says it all
+
+
+@asynccontextmanager
+async def serve(
+    settings: Settings, *, again: Again | None = None, shutdown_s: float | None = None
+) -> AsyncIterator[Operation]:
+    """A sidecar that serves while the block runs. `again`: where a reload gets its settings."""
+    chosen = settings.sidecar
+    warn_of_risks(settings)
+    start = _alone if chosen.workers == 1 else _with_workers
+    async with AsyncExitStack() as stack:
+        agents = stack.enter_context(closing(claim(chosen.host, chosen.port, shared=chosen.reuse_port)))
+        operators = stack.enter_context(closing(claim(chosen.admin_host, chosen.admin_port, shared=chosen.reuse_port)))
+        control = await stack.enter_async_context(control_session())
+        publisher = Publisher(control, chosen.weights, Publications(chosen.data))
+        limit_s = chosen.shutdown_s if shutdown_s is None else shutdown_s
+        yield await start(stack, _Start(settings, again, agents, operators, control, publisher, limit_s))
+
+
+async def _alone(stack: AsyncExitStack, start: _Start) -> Operation:
+    settings = start.settings
+    board, places = memory_places(settings)
+    fleet, routes = await stack.enter_async_context(
+        looked_after(settings, start.control, board, places, start.publisher)
+    )
+    metrics = Metrics()
+    admin = Admin(routes, start.control, start.publisher, metrics, prompts=PromptStore(settings.sidecar.data))
+    listen = _admin_site(stack, admin, start.operators, start.shutdown_s)
+    one = await stack.enter_async_context(
+        serving(settings, start.agents, fleet, routes, metrics=metrics, shutdown_s=start.shutdown_s)
+    )
+    operation = Alone(settings, start.again, start.ports, admin, serving=one)
+    await listen()
+    await fleet.first_answers()
+    return operation
+
+
+async def _with_workers(stack: AsyncExitStack, start: _Start) -> Operation:
+    settings = start.settings
+    check(settings)
+    shared = stack.enter_context(shared_board(settings))
+    # So that workers see that the publisher lives.
+    await stack.enter_async_context(kept_current(start.publisher, (), shared.board))
+    fleet, routes = await stack.enter_async_context(
+        looked_after(settings, start.control, shared.board, shared.places, start.publisher)
+    )
+    metrics = Metrics()
+    admin = Admin(routes, start.control, start.publisher, metrics, prompts=PromptStore(settings.sidecar.data))
+    listen = _admin_site(stack, admin, start.operators, start.shutdown_s)
+    share(start.agents)
+    hello = {
+        "settings": shown_to_workers(settings),
+        "port": start.ports[0],
+        "places": dict(shared.places),
+        "board": str(shared.file),
+        "shutdown_s": start.shutdown_s,
+    }
+    supervisor = Supervisor(settings, hello, shared.board, start.shutdown_s)
+    operation = Main(
+        settings,
+        start.again,
+        start.ports,
+        admin,
+        supervisor=supervisor,
+        fleet=fleet,
+        routes=routes,
+        board=shared,
+        metrics=metrics,
+    )
+    stack.push_async_callback(supervisor.stop)
+    await supervisor.start()
+    await listen()
+    await fleet.first_answers()
+    return operation
+
+
+def _admin_site(
+    stack: AsyncExitStack, admin: Admin, operators: socket.socket, shutdown_s: float
+) -> Callable[[], Coroutine[Any, Any, None]]:
+    """The admin port, which closes after the agents' and opens when the result is called."""
+    runner = web.AppRunner(admin.application(), access_log=None, shutdown_timeout=shutdown_s)
+    stack.push_async_callback(runner.cleanup)
+
+    async def listen() -> None:
+        await runner.setup()
+        await web.SockSite(runner, operators).start()
+
+    return listen

@@ -7,7 +7,7 @@ import typer
 from tracegrad import settings
 from tracegrad.cli.options import ConfigFile
 
-EXAMPLE = "Example: tracegrad sidecar --config tracegrad.toml"
+EXAMPLE = "Example: tracegrad sidecar --config tracegrad.toml --workers 4"
 
 
 def command(
@@ -16,9 +16,19 @@ def command(
     admin_port: Annotated[
         int | None, typer.Option(help="Port for policies, health and metrics (default 8089).")
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that share the agents' port (default 1).", min=1)
+    ] = None,
 ) -> None:
-    """Run the proxy that captures every model call to the token."""
-    chosen = settings.load(config).with_values("sidecar", port=port, admin_port=admin_port)
+    """Run the proxy that captures every model call to the token.
+
+    SIGHUP reads the configuration again. SIGTERM ends it when calls in flight have ended, a second one at once.
+    """
+
+    def read() -> settings.Settings:
+        return settings.load(config).with_values("sidecar", port=port, admin_port=admin_port, workers=workers)
+
+    chosen = read()
     from sidecar.server import run
 
-    run(chosen)
+    run(chosen, read)
