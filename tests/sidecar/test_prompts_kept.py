@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sidecar.matcher import MAX_PATTERN_CHARS, ModelName, Pattern
 from sidecar.prompt_definition import Definition, VariantText, filled
-from sidecar.prompt_rollouts import RolloutVariants
+from sidecar.prompt_rollouts import RETRY_S, RolloutVariants
 from sidecar.prompt_store import LOOK_S, PromptStore, VersionTakenError
 from sidecar.prompts import draw
 from tracegrad.errors import InputError, SettingsError
@@ -145,11 +145,23 @@ def test_only_the_newest_rollouts_are_kept(tmp_path: Path) -> None:
     assert 300 <= count <= 500
 
 
-def test_agents_are_served_where_nothing_can_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "data").write_text("a file where the directory should be")
-    rollouts = RolloutVariants(tmp_path / "data")
+def test_agents_are_served_where_nothing_can_be_written_and_it_is_made_good(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("sidecar.prompt_rollouts.time.monotonic", lambda: now[0])
+    data = tmp_path / "data"
+    data.write_text("a file where the directory should be")
+    rollouts = RolloutVariants(data)
     assert [rollouts.version("p", one, {1, 2}, lambda: 2) for one in "abca"] == [2] * 4
     assert caplog.text.count("cannot be kept") == 1
+    assert rollouts.version("p", "a", {1, 2}, lambda: 1) == 2, "kept in memory meanwhile"
+    data.unlink()
+    assert rollouts.version("p", "a", {1, 2}, lambda: 1) == 2
+    assert not data.exists(), "a failing disk is left alone for a while"
+    now[0] += RETRY_S
+    assert rollouts.version("p", "a", {1, 2}, lambda: 1) == 2
+    assert RolloutVariants(data).version("p", "a", {1, 2}, lambda: 1) == 2, "written after all"
 
 
 def test_a_broken_file_of_rollouts_is_no_reason_to_fail(tmp_path: Path) -> None:
