@@ -28,7 +28,7 @@ CHAT = {"model": "policy", "messages": []}
 def configure(directory: Path, fake: FakeVllm, receiver: Receiver, port: int = 0) -> Path:
     file = directory / "tracegrad.toml"
     file.write_text(
-        f'otlp = "{receiver.url}"\n[sidecar]\nport = {port}\nadmin_port = 0\n'
+        f'otlp = "{receiver.url}"\n[sidecar]\nport = {port}\nadmin_port = 0\ndata = "{directory / "data"}"\n'
         f'[[model]]\nname = "policy"\nupstream = "{fake.url}"\npolicy = "policy"\napi_key = "sk-secret"\n'
     )
     return file
@@ -77,12 +77,12 @@ async def test_a_second_signal_ends_it_at_once(tmp_path: Path, fake: FakeVllm, r
         assert await asyncio.wait_for(process.wait(), 5) == -signal.SIGTERM
 
 
-async def test_what_the_end_cuts_off_is_recorded_as_aborted(fake: FakeVllm, receiver: Receiver) -> None:
+async def test_what_the_end_cuts_off_is_recorded_as_aborted(tmp_path: Path, fake: FakeVllm, receiver: Receiver) -> None:
     fake.token_delay_s = 30
     settings = Settings.model_validate(
         {
             "otlp": receiver.url,
-            "sidecar": {"port": 0, "admin_port": 0},
+            "sidecar": {"port": 0, "admin_port": 0, "data": tmp_path / "data"},
             "model": [{"name": "policy", "upstream": fake.url, "policy": "policy"}],
         }
     )
