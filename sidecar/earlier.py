@@ -35,7 +35,7 @@ class Earlier:
         *("root", "line", "forks", "depth", "continued", "_characters", "_whole"),
     )
 
-    def __init__(self, span_id: str, kind: str, n_messages: int, tools: bytes, prompt: str, response: str) -> None:
+    def __init__(self, span_id: str, kind: str, *, n_messages: int, tools: bytes, prompt: str, response: str) -> None:
         self.span_id = self.root = self.line = span_id
         self.kind = kind
         """The policy or model: ids of one are not those of another."""

@@ -2,9 +2,9 @@
 
 A call extends an earlier one where its messages begin with all of that call's, and its prompt with some of that call's
 prompt and response ids (a call without ids: the messages alone; changed messages: the ids alone). Of the calls that fit
-it is the one in whose own part the sharing ends, so that along every path the shared beginnings grow. A *line* is a path:
-the first call that extends another goes on in its line, each further one begins a line of its own. The views of the
-collector's schema put calls together again.
+it is the one in whose own part the sharing ends, so that along every path the shared beginnings grow. A *line* is a
+path: the first call that extends another goes on in its line, each further one begins a line of its own. The views of
+the collector's schema put calls together again.
 
 Invariants: only what was queued for delivery is extended (`Growth.shipped`); a call that nobody can extend, because
 neither a rollout nor a caller's trace names it, costs nothing; memory is bounded by `max_bytes`, and the rollouts that
@@ -165,7 +165,14 @@ class History:
                 found = extension_at(entries[0], given.ids, len(given.ids), with_messages=True)
             span_id = identity.context.span_id if alone else SpanContext.new(b"-").span_id
             sampled = answer.choices[place].token_ids if answer.choices else None
-            entry = Earlier(span_id.hex(), kind, len(messages), given.tools, given.ids, shared_ids.inner(sampled))
+            entry = Earlier(
+                span_id.hex(),
+                kind,
+                n_messages=len(messages),
+                tools=given.tools,
+                prompt=given.ids,
+                response=shared_ids.inner(sampled),
+            )
             if found is not None:
                 entry.extend(found, in_line=place == 0)
             entries.append(entry)
