@@ -51,6 +51,8 @@ class Spool:
         self._spare: Segment | None = None
         self._scanned: tuple[Segment, Scan, int] | None = None
         """An old file that is being delivered, and the number of its next record."""
+        self._garbage: set[Path] = set()
+        """Files that are being deleted."""
         self._written = False
         """Something was written since the last `sync`."""
         self._unsynced: list[Segment] = []
@@ -65,9 +67,12 @@ class Spool:
         """Let go of the slot; what is not acknowledged stays in it."""
         for segment in [one for one in self._segments if one.is_done]:
             self._segments.remove(segment)
-            segment.path.unlink(missing_ok=True)
+            segment.close()
+            self._garbage.add(segment.path)
         if self._spare is not None:
-            self._spare.path.unlink(missing_ok=True)
+            self._garbage.add(self._spare.path)
+        for path in self._garbage:
+            _delete(path)
         for segment in self._segments:
             segment.close()
         if self._slot is not None:
@@ -207,7 +212,9 @@ class Spool:
             self._spare = segment
         else:
             # Freeing the pages of a file takes half a millisecond.
-            asyncio.get_running_loop().run_in_executor(None, _delete, segment.path)
+            self._garbage.add(segment.path)
+            deleting = asyncio.get_running_loop().run_in_executor(None, _delete, segment.path)
+            deleting.add_done_callback(lambda _: self._garbage.discard(segment.path))
 
     def adopt(self) -> None:
         """Take over what dead processes left, oldest first, as far as there is room. Raises OSError."""

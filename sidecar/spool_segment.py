@@ -141,10 +141,10 @@ class Segment:
         wanted = min(limit + HEAD, self.end - self.read)
         if wanted <= 0:
             return None
-        block = os.pread(self.fd, wanted, self.read)
+        block = os.pread(self.opened(), wanted, self.read)
         length = _HEAD.unpack_from(block)[2]
         if HEAD + length > len(block):
-            block = os.pread(self.fd, HEAD + length, self.read)
+            block = os.pread(self.opened(), HEAD + length, self.read)
         view, at, records = memoryview(block), 0, []
         while at + HEAD <= len(block):
             mark, _, length, _ = _HEAD.unpack_from(block, at)
