@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from sidecar.chat_answer import Answer, Choice, Numbers, inexact_reason, mapping, text
-from sidecar.continuation.extension import Extension
+from sidecar.continuation.continued import Continued
 from sidecar.identity import Identity
 from sidecar.messages import input_messages, output_messages, tool_definitions
 from sidecar.policy import Replica, Stamp
@@ -56,7 +56,7 @@ class Call:
     """Gives the body in chat completions' names."""
     pins: Mapping[str, Any] = field(default_factory=dict)
     """Sampling settings that were set whatever the client asked for."""
-    continuation: Extension | None = None
+    continuation: Continued | None = None
     """What it extends by token ids, or why it does not; None where that is switched off."""
     policy: str | None = None
     replica: Replica | None = None

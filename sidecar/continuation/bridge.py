@@ -5,7 +5,7 @@ at their ends, the text does not depend on the answer; it begins inside or at th
 the end-of-turn token and everything that follows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -41,9 +41,16 @@ def marked(message: Mapping[str, Any]) -> Json | None:
 
 def common_end(one: Sequence[int], other: Sequence[int]) -> list[int]:
     """The longest ending that two renderings share."""
-    pairs = zip(reversed(one), reversed(other), strict=False)
-    length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return list(one[len(one) - length :])
+    return list(one[len(one) - _alike(reversed(one), reversed(other)) :])
+
+
+def common_start(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    """The longest beginning that two renderings share."""
+    return list(one[: _alike(one, other)])
+
+
+def _alike(one: Iterable[int], other: Iterable[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def starts_with(longer: Sequence[int], shorter: Sequence[int]) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from sidecar.chat_answer import Numbers
 
-LIMIT_BYTES = 256 << 20
+LIMIT_BYTES = 64 << 20
 OVERHEAD = 400
 """Of one turn, beside its ids."""
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import orjson
 
 from sidecar.continuation.bridge import bridge, marked
+from sidecar.continuation.continued import FIELD, TOKENS, Continued
 from sidecar.continuation.conversation import conversation, has_media, thought
-from sidecar.continuation.extension import FIELD, TOKENS, Extension
 from sidecar.continuation.memory import Memory, Turn
 from sidecar.continuation.render import Renderer, RenderError
 from sidecar.continuation.template import Template
@@ -43,38 +43,38 @@ class Continuation:
         self._templates = Templates(self._said)
         self._last: tuple[str, str] | None = None
 
-    async def extend(self, renderer: Renderer, identity: Identity, chat: Mapping[str, Any]) -> Extension | None:
-        """What the engine is to be asked, for a chat request as it would be sent. None: switched off."""
-        if self.setting == "off":
+    async def extend(self, renderer: Renderer, identity: Identity, chat: Mapping[str, Any]) -> Continued | None:
+        """What the engine is to be asked, for a chat request as it would be sent.
+
+        None: switched off, or neither a rollout nor a caller's trace names the call, so that nothing extends it.
+        """
+        if self.setting == "off" or (identity.named is None and not identity.parent_span_id):
             return None
         known = self._templates.known(renderer, chat)
         if known is not None and not self._usable(known):
-            return Extension(TEMPLATE if _has_answer(chat) else None)
+            return Continued(TEMPLATE if _has_answer(chat) else None)
+        if known is None and not self._templates.asked(renderer, chat):
+            return Continued(UNRENDERED if _has_answer(chat) else None)
         key = (identity.rollout_id, identity.attempt)
         talk = conversation(*key, chat)
         if talk is None or has_media(talk.messages):
-            return Extension(MEDIA if talk is not None and talk.prefixes else None)
-        extension = Extension(None, self._memory, key, talk, stops=bool(chat.get("stop")))
+            return Continued(MEDIA if talk is not None and talk.prefixes else None)
+        continued = Continued(None, self._memory, key, talk, stops=bool(chat.get("stop")))
         if talk.prefixes:
             try:
-                await self._prompt(renderer, chat, extension)
-                extension.outcome = TOKENS
+                await self._prompt(renderer, chat, continued)
+                continued.outcome = TOKENS
             except _Ordinary as reason:
-                extension.outcome, extension.before = str(reason), None
+                continued.outcome, continued.before = str(reason), None
             except RenderError as error:
                 log.debug("not continued policy=%s problem=%s", self.policy, error)
-                extension.outcome, extension.before = UNRENDERED, None
-        return extension
+                continued.outcome, continued.before = UNRENDERED, None
+        return continued
 
     async def examine(self, renderer: Renderer, chat: Mapping[str, Any]) -> None:
         """Find out about the engine's template. Raises RenderError."""
         if self.setting != "off":
             await self._templates.of(renderer, chat)
-
-    @property
-    def decided(self) -> bool:
-        """Whether it is known what calls do that name no template variables."""
-        return self.state[0] != "unknown"
 
     @property
     def state(self) -> tuple[str, str]:
@@ -108,12 +108,12 @@ class Continuation:
     def _usable(self, template: Template) -> bool:
         return template.end is not None and (template.append_only or self.setting == TOKENS)
 
-    async def _prompt(self, renderer: Renderer, chat: Mapping[str, Any], extension: Extension) -> None:
+    async def _prompt(self, renderer: Renderer, chat: Mapping[str, Any], continued: Continued) -> None:
         """Set what the call extends and what is new. Raises _Ordinary and RenderError."""
         if any(chat.get(name) for name in UNUSUAL_FIELDS) or chat.get("add_generation_prompt") is False:
             raise _Ordinary(UNUSUAL)
-        place, before = self._before(extension)
-        talk = extension.talk
+        place, before = self._before(continued)
+        talk = continued.talk
         assert talk is not None  # noqa: S101 - the caller made it
         if place == len(talk.messages):
             raise _Ordinary(NOTHING_NEW)
@@ -138,15 +138,15 @@ class Continuation:
             raise _Ordinary(UNPROVED)
         if len(known) + len(new) >= rendered.max_model_len:
             raise _Ordinary(TOO_LONG)
-        extension.before, extension.new = before, ",".join(map(str, new))
+        continued.before, continued.new = before, ",".join(map(str, new))
 
-    def _before(self, extension: Extension) -> tuple[int, Turn]:
+    def _before(self, continued: Continued) -> tuple[int, Turn]:
         """The longest known conversation that this one begins with, as its number of messages and its last turn."""
-        assert extension.talk is not None  # noqa: S101 - the caller made it
-        for place, digest in reversed(extension.talk.prefixes):
-            if (turn := self._memory.find(extension.key, digest)) is not None:
+        assert continued.talk is not None  # noqa: S101 - the caller made it
+        for place, digest in reversed(continued.talk.prefixes):
+            if (turn := self._memory.find(continued.key, digest)) is not None:
                 return place, turn
-        raise _Ordinary(NOT_AN_EXTENSION if extension.key in self._memory else NO_HISTORY)
+        raise _Ordinary(NOT_AN_EXTENSION if continued.key in self._memory else NO_HISTORY)
 
     def _check_thinking(self, messages: Sequence[Json], before: Turn, template: Template) -> None:
         """Thinking that the prompt shows may be missing from the messages only where it may stay regardless."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from sidecar.continuation.bridge import bridge, common_end, marked, starts_with
+from sidecar.continuation.bridge import bridge, common_end, common_start, marked, starts_with
 from sidecar.continuation.render import Renderer, RenderError
 
 Json = dict[str, Any]
@@ -80,26 +80,34 @@ async def _examine(renderer: Renderer, chat: Json, system: list[Json], *, tools:
         [*first, {"role": "assistant", "content": f"<think>\n{THOUGHT}\n</think>\n\n{text}"}, AGAIN],
     ]
     if tools:
-        variants.append([*second, marked(CALLED) or {}, FOUND])
+        variants += [
+            [*second, marked(CALLED) or {}, FOUND],
+            [*second, {**CALLED, "reasoning": None}, FOUND],
+            [*second, CALLED, {**FOUND, "content": "Nothing."}],
+        ]
     found = [one.ids for one in await renderer.all(chat, *turns, *variants)]
     prompts, (other, thoughtless, aloud, *called) = found[: len(turns)], found[len(turns) :]
     tail = common_end(prompts[1], other)
     end = tail[0] if tail else None
+    writes_thinking = prompts[1] != thoughtless
+    # Thinking is written while a tool is used, and not once a question follows.
+    forgets = bool(called) and not writes_thinking and prompts[2] != called[1]
     if end is not None and called:
-        before = prompts[1].count(end)
-        if bridge(prompts[2], called[0], end, turns=before, closed=True) is None:
+        ends = prompts[1].count(end)
+        closes = common_start(prompts[2], called[2]).count(end) == ends + 1
+        if not closes or bridge(prompts[2], called[0], end, turns=ends, closed=True) is None:
             end = None
     broken = next((place for place in range(1, len(turns)) if not starts_with(prompts[place], prompts[place - 1])), 0)
     if end is None:
         why = "it ends an answer in different ways"
     elif broken:
         why = f"it writes earlier turns differently once {_what(turns[broken][-1])} follows"
-    elif thoughtless == aloud:
+    elif forgets or thoughtless == aloud:
         why = "it takes thinking out of earlier answers"
     else:
         why = "it writes every turn once"
-    append_only = end is not None and not broken and thoughtless != aloud
-    return Template(append_only, why, end, writes_thinking=prompts[1] != thoughtless, tools=tools)
+    append_only = end is not None and not broken and not forgets and thoughtless != aloud
+    return Template(append_only, why, end, writes_thinking=writes_thinking, tools=tools)
 
 
 def _what(message: Json) -> str:

@@ -43,20 +43,25 @@ class Templates:
         """What is known already."""
         return self._known.get(_key(renderer, chat))
 
+    def asked(self, renderer: Renderer, chat: Mapping[str, Any]) -> bool:
+        """See to it that an engine not yet known is being examined. False: it failed lately, and is left alone."""
+        key = _key(renderer, chat)
+        failed = self._failed.get(key)
+        if failed is not None and time.monotonic() < failed[0]:
+            return False
+        if key not in self._running:
+            # A task of its own: a call that is cut off does not end what others wait for.
+            self._running[key] = asyncio.create_task(self._examine(key, renderer, dict(chat)))
+        return True
+
     async def of(self, renderer: Renderer, chat: Mapping[str, Any]) -> Template:
         """The engine's template under a request's variables. Raises RenderError."""
         key = _key(renderer, chat)
         if (found := self._known.get(key)) is not None:
             return found
-        if (failed := self._failed.get(key)) is not None:
-            if time.monotonic() < failed[0]:
-                raise failed[1]
-            del self._failed[key]
-        task = self._running.get(key)
-        if task is None:
-            # Of its own: a call that is cut off does not end what others wait for.
-            task = self._running[key] = asyncio.create_task(self._examine(key, renderer, dict(chat)))
-        result = await asyncio.shield(task)
+        if not self.asked(renderer, chat):
+            raise self._failed[key][1]
+        result = await asyncio.shield(self._running[key])
         if isinstance(result, RenderError):
             raise result
         return result
@@ -71,6 +76,7 @@ class Templates:
             return error
         finally:
             del self._running[key]
+        self._failed.pop(key, None)
         self._known[key] = found
         self._trim(self._known)
         self._changed()

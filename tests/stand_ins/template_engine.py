@@ -84,7 +84,7 @@ class TemplateEngine(FakeVllm):
     def sampled(self, said: Said) -> list[int]:
         """Ids that decode to what is said."""
         text, pieces = said.text, []
-        chance = random.Random(text)  # noqa: S311 - odd, not secret
+        chance = random.Random(text)
         while text:
             length = chance.randint(1, 6) if self.odd else len(text)
             pieces.append(text[:length])

@@ -21,7 +21,7 @@ FIELD = "kv_transfer_params"
 
 
 @dataclass
-class Extension:
+class Continued:
     """What one call extends. `outcome` is what its span says."""
 
     outcome: str | None
