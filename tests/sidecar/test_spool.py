@@ -1,5 +1,6 @@
 """The spool gives back what was put, once, whatever happened to its files in between."""
 
+import asyncio
 import os
 import random
 import shutil
@@ -43,6 +44,8 @@ class Process:
         found = await self.batches()
         for batch in found:
             self.spool.acknowledge(batch)
+        while self.spool._garbage:  # threads of this process, which does not really die
+            await asyncio.sleep(0.001)
         return [bytes(record) for batch in found for record in batch.records]
 
 
