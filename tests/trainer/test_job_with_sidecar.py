@@ -14,7 +14,6 @@ from tracegrad.errors import NothingToTrainError, UnreachableError
 from tracegrad.settings import Settings
 from trainer import run
 from trainer.config import TrainConfig
-from trainer.publisher import Publisher
 from trainer.records import StepRecord
 
 
@@ -33,7 +32,7 @@ async def test_weights_reach_the_engine_and_reach_it_again(world: World, tmp_pat
         settings = Settings.model_validate(
             {
                 "otlp": world.agents.collector.otlp,
-                "sidecar": {"port": 0, "admin_port": 0, "weights": tmp_path / "weights"},
+                "sidecar": {"port": 0, "admin_port": 0, "weights": tmp_path / "weights", "data": tmp_path / "data"},
                 "model": [route],
             }
         )
@@ -45,9 +44,8 @@ async def test_weights_reach_the_engine_and_reach_it_again(world: World, tmp_pat
             (step,) = await asyncio.to_thread(train, config, clickhouse)
             assert (step.to_version, fake.version) == (1, "1")
 
-            fake.version = "default"  # it was restarted, and serves its own weights again
-            publisher = Publisher(admin)
-            while (await asyncio.to_thread(publisher.served, world.agents.policy)).version != 0:  # noqa: ASYNC110
+            fake.version = "default"  # it was restarted, with the weights it was started with: the sidecar sees to it
+            while fake.version != "1":  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             with pytest.raises(NothingToTrainError):
                 await asyncio.to_thread(train, config, clickhouse)
