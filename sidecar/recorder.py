@@ -1,12 +1,13 @@
 """Ends calls: proves the version, builds the spans, queues them. Every call is recorded exactly once.
 
 Nothing here delays the client: the question to the engine is asked after the answer went out, once for all calls that
-ended meanwhile, and agents are served between two spans.
+ended meanwhile, and what a question proved is written down a few spans at a time.
 """
 
 import asyncio
 import logging
 import time
+from collections import deque
 
 from sidecar.call import DISCONNECTED, Call, call_spans
 from sidecar.delivery import Delivery
@@ -18,6 +19,9 @@ log = logging.getLogger(__name__)
 
 CONFIRM_LIMIT_S = 120
 """After this a call is recorded as not proved."""
+TICK_S = 0.001
+SHARE = 16
+"""Every tick writes down this part of what waits, and one call at least: a burst would show in agents' latency."""
 
 
 class Recorder:
@@ -29,6 +33,8 @@ class Recorder:
         self._history = History()
         self._unproved: dict[Replica, list[Call]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._proved: deque[Call] = deque()
+        self._tick: asyncio.TimerHandle | None = None
         self._closing = False
 
     def finish(self, call: Call) -> None:
@@ -58,6 +64,7 @@ class Recorder:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._write(len(self._proved))
 
     async def _prove(self, replica: Replica) -> None:
         """Ask the engine once for all calls that ended before the question, until none is left."""
@@ -71,23 +78,21 @@ class Recorder:
             except TimeoutError:
                 log.warning("engine did not confirm its version url=%s limit_s=%d", replica.url, CONFIRM_LIMIT_S)
             except asyncio.CancelledError:
-                self._record_all(calls + self._unproved.pop(replica))
+                self._proved += calls + self._unproved.pop(replica)
                 raise
-            await self._record_in_turn(replica, calls)
+            self._proved += calls
+            if self._tick is None:
+                self._tick = asyncio.get_running_loop().call_later(TICK_S, self._write_some)
         del self._unproved[replica]
 
-    async def _record_in_turn(self, replica: Replica, calls: list[Call]) -> None:
-        for place, call in enumerate(calls):
-            self._record(call)
-            try:
-                await asyncio.sleep(0)  # a call that has arrived is served first
-            except asyncio.CancelledError:
-                self._record_all(calls[place + 1 :] + self._unproved.pop(replica))
-                raise
+    def _write_some(self) -> None:
+        self._write(1 + len(self._proved) // SHARE)
+        left = bool(self._proved)
+        self._tick = asyncio.get_running_loop().call_later(TICK_S, self._write_some) if left else None
 
-    def _record_all(self, calls: list[Call]) -> None:
-        for call in calls:
-            self._record(call)
+    def _write(self, count: int) -> None:
+        for _ in range(min(count, len(self._proved))):
+            self._record(self._proved.popleft())
 
     def _record(self, call: Call) -> None:
         try:
