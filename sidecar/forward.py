@@ -11,6 +11,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from sidecar.call import Call
+from sidecar.upstream import KEEPALIVE_S, EngineClient
 from tracegrad import names
 
 HOP_BY_HOP = frozenset(
@@ -24,8 +25,6 @@ REPLACED = HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect"}
 
 LAST_WORD_S = 1.0
 X_API_KEY = "x-api-key"
-KEEPALIVE_S = 2.0
-"""Shorter than the 5 s after which vLLM closes an idle connection, so that no request is sent into a closed one."""
 
 
 @dataclass
@@ -54,6 +53,14 @@ class Inbound:
     def timed_out(self) -> bool:
         """Whether the time for the call is over."""
         return self.deadline is not None and self.deadline.expired()
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The two ways to an upstream: a lean one to engines, a general one to everything else."""
+
+    engines: EngineClient
+    session: aiohttp.ClientSession
 
 
 def client_session() -> aiohttp.ClientSession:

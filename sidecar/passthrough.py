@@ -13,8 +13,8 @@ from aiohttp import hdrs, web
 
 from sidecar.body import StreamedBody, declares_too_much
 from sidecar.call import PASSTHROUGH, Call
-from sidecar.capture import DIED, TIMEOUT, UPSTREAM_FAILURES, error_message, unreachable
 from sidecar.dialect import Dialect, Refusal
+from sidecar.failures import DIED, TIMEOUT, error_message, unreachable
 from sidecar.forward import (
     Inbound,
     identity_headers,
@@ -81,7 +81,7 @@ def _note_answer(call: Call, content: bytes, upstream: aiohttp.ClientResponse, d
         call.answer, call.delivered = stream.answer(), stream.done
         return
     if upstream.status >= 400:
-        call.fail(str(upstream.status), error_message(content, upstream))
+        call.fail(str(upstream.status), error_message(content, f"{upstream.status} {upstream.reason}"))
         return
     try:
         answer = orjson.loads(content)
@@ -140,7 +140,7 @@ async def _stream(
                 copied += len(received)
                 copy.append(received)
             await response.write(received)
-    except UPSTREAM_FAILURES:
+    except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
         if request.transport is not None:
             request.transport.abort()
         return DIED

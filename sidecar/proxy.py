@@ -15,16 +15,18 @@ from sidecar.access_log import AccessLog, Visit
 from sidecar.anthropic.count import COUNT_PATH, MESSAGES_PATH, count_tokens
 from sidecar.body import invite_body, read_body
 from sidecar.call import DISCONNECTED, Call
-from sidecar.capture import TIMEOUT, Capture, captured_call
+from sidecar.capture import captured_call
 from sidecar.chat import CHAT, ChatDialect
 from sidecar.chat_answer import ABORTED, text
 from sidecar.chat_request import with_fields
+from sidecar.deliver import Capture
 from sidecar.dialect import Caller, Dialect, Json, Refusal
 from sidecar.dialects import dialects
 from sidecar.engine import CONTROL_PATHS
 from sidecar.exposition import Histogram
 from sidecar.facts import Facts
-from sidecar.forward import Inbound, identity_headers
+from sidecar.failures import TIMEOUT
+from sidecar.forward import Clients, Inbound, identity_headers
 from sidecar.gate import Gate
 from sidecar.identity import Target, identify, split_target
 from sidecar.models import list_models, show_model
@@ -35,6 +37,7 @@ from sidecar.recorder import Recorder
 from sidecar.responses.store import ResponseStore
 from sidecar.responses.stored import about_stored, names_response
 from sidecar.routes import Route, Routes
+from sidecar.upstream import EngineClient
 from tracegrad import names
 
 POLICY_PROVIDER = "vllm"
@@ -65,6 +68,7 @@ class Proxy:
         """Requests that the gate turned away, by code."""
         self.durations = Histogram()
         self._session = session
+        self._clients = Clients(EngineClient(), session)
         self._recorder = recorder
         self._prompts = prompts
         self._responses = responses
@@ -182,11 +186,11 @@ class Proxy:
             call.provider = POLICY_PROVIDER
             if dialect.native is not None:
                 capture = Capture(dialect, dialect.native, None, body, inbound.raw)
-                return await captured_call(self._session, inbound, call, route, capture)
+                return await captured_call(self._clients, inbound, call, route, capture)
             if (exchange := dialect.open(body, caller)) is not None:
                 call.chat = lambda _: exchange.chat
                 capture = Capture(dialect, CHAT, exchange, exchange.chat, None)
-                return await captured_call(self._session, inbound, call, route, capture)
+                return await captured_call(self._clients, inbound, call, route, capture)
         else:
             call.provider = dialect.provider
         if route.served is not None and route.served != facts.model:

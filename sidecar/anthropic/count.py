@@ -11,10 +11,10 @@ import orjson
 from aiohttp import web
 
 from sidecar.anthropic.request import to_prompt
-from sidecar.capture import UNREACHABLE, error_message
 from sidecar.chat_answer import count, mapping
 from sidecar.chat_request import with_fields
 from sidecar.dialect import Json, Refusal
+from sidecar.failures import UNREACHABLE, error_message
 from sidecar.forward import Inbound, engine_headers, request_headers, response_headers, upstream_url
 from sidecar.openai_error import JSON
 from sidecar.routes import Route
@@ -41,7 +41,7 @@ async def count_tokens(session: aiohttp.ClientSession, inbound: Inbound, body: J
     except orjson.JSONDecodeError:
         counted = None
     if answer.status != 200 or counted is None:
-        raise Refusal(answer.status if answer.status >= 400 else 502, error_message(raw, answer))
+        raise Refusal(answer.status if answer.status >= 400 else 502, error_message(raw, f"{answer.status} {answer.reason}"))
     return web.Response(body=orjson.dumps({"input_tokens": counted}), headers=JSON)
 
 

@@ -1,0 +1,40 @@
+"""What the client of another API gets of the engine's stream of chat chunks."""
+
+import orjson
+
+from sidecar.chat_answer import mapping, text
+from sidecar.dialect import NativeStream, StreamWriter
+from sidecar.sse import DONE, Event, EventReader
+
+
+class Translation:
+    """What the client of another API gets of a native stream."""
+
+    def __init__(self, stream: NativeStream, writer: StreamWriter) -> None:
+        self.writer = writer
+        self._stream = stream
+        self._failed = False
+
+    def pass_on(self, event: Event) -> bytes:
+        """The other API's events for one native event."""
+        return self._events(self._stream.pass_on(event))
+
+    def flush(self) -> bytes:
+        """What is held back."""
+        return self._events(self._stream.flush())
+
+    def _events(self, native: bytes) -> bytes:
+        written = []
+        for event in EventReader().feed(native):
+            if self._failed or event.data is None:
+                continue
+            if event.data == DONE:
+                written.append(self.writer.end())
+                continue
+            chunk = orjson.loads(event.data)
+            if "error" in chunk:
+                self._failed = True
+                written.append(self.writer.error(text(mapping(chunk["error"]).get("message")) or "", "upstream_error"))
+            else:
+                written.append(self.writer.chunk(chunk))
+        return b"".join(written)
