@@ -41,7 +41,8 @@ async def count_tokens(session: aiohttp.ClientSession, inbound: Inbound, body: J
     except orjson.JSONDecodeError:
         counted = None
     if answer.status != 200 or counted is None:
-        raise Refusal(answer.status if answer.status >= 400 else 502, error_message(raw, f"{answer.status} {answer.reason}"))
+        status = answer.status if answer.status >= 400 else 502
+        raise Refusal(status, error_message(raw, f"{answer.status} {answer.reason}"))
     return web.Response(body=orjson.dumps({"input_tokens": counted}), headers=JSON)
 
 
