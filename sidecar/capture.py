@@ -51,7 +51,7 @@ async def captured_call(
         with replica.serving() as stamp:
             call.replica, call.upstream, call.start = replica, replica.url, stamp
             data = sent
-            if route.continuation is not None and capture.native is CHAT:
+            if route.continuation is not None and capture.native is CHAT and call.identity.has_company:
                 renderer = Renderer(clients.session, replica.url, headers.get("authorization"))
                 call.continuation = await route.continuation.extend(renderer, call.identity, {**capture.body, **fields})
                 if call.continuation is not None and (more := call.continuation.fields):

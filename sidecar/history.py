@@ -150,7 +150,7 @@ class History:
     def grow(self, identity: Identity, kind: str, chat: Mapping[str, Any], answer: Answer) -> Growth | None:
         """How to record a call of a policy or model `kind`. None: whole, and nobody can extend it."""
         messages = chat.get("messages")
-        if (identity.named is None and not identity.parent_span_id) or not isinstance(messages, list) or not messages:
+        if not identity.has_company or not isinstance(messages, list) or not messages:
             return None
         if any(choice.prompt is not None for choice in answer.choices):
             return None

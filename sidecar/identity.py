@@ -39,6 +39,11 @@ class Identity:
     context: SpanContext
     parent_span_id: bytes
 
+    @property
+    def has_company(self) -> bool:
+        """Whether other calls may belong to the same rollout: not where the trace began with this very call."""
+        return self.named is not None or self.parent_span_id != b""
+
 
 def split_target(raw_path: str) -> Target | None:
     """Take `/rollout/{id}[/attempt/{n}]` off a raw request path. None when the rollout id is not printable ASCII."""
