@@ -9,6 +9,7 @@ import orjson
 
 from sidecar.chat_answer import Answer, Choice, Numbers, inexact_reason, mapping, text
 from sidecar.continuation.continued import Continued
+from sidecar.history import Growth
 from sidecar.identity import Identity
 from sidecar.messages import input_messages, output_messages, tool_definitions
 from sidecar.policy import Replica, Stamp
@@ -75,6 +76,8 @@ class Call:
     delivered: bool = False
     """The whole answer was written to the client, which may then close as it likes."""
     ended_ns: int = 0
+    growth: Growth | None = None
+    """What of its record earlier calls hold; None: nothing, and no later one extends it."""
 
     @property
     def model(self) -> str:
@@ -109,8 +112,9 @@ def call_spans(call: Call) -> Iterator[bytes]:
     choices = call.answer.choices
     values = _call_values(call)
     if len(choices) > 1:
-        for choice in choices:
-            context = SpanContext.new(call.identity.context.trace_id)
+        for position, choice in enumerate(choices):
+            trace_id = call.identity.context.trace_id
+            context = call.growth.context(position, trace_id) if call.growth else SpanContext.new(trace_id)
             own = _identity_values(call.identity) | _choice_values(call, choice)
             own[names.CHOICE_INDEX] = choice.index
             own[names.OUTPUT_MESSAGES] = output_messages([choice])
@@ -118,9 +122,15 @@ def call_spans(call: Call) -> Iterator[bytes]:
             own |= {name: values[name] for name in SHARED_BY_CHOICES}
             if choice.prompt is not None:
                 own |= _own_prompt(call, choice, choice.prompt)
+            if call.growth is not None:
+                own |= call.growth.values(position)
             yield _span(call, "choice", context, parent=call.identity.context.span_id, values=own, kind=SPAN_INTERNAL)
+        if call.growth is not None:
+            values |= call.growth.call_values()
     else:
         values |= _choice_values(call, choices[0] if choices else None)
+        if call.growth is not None:
+            values |= call.growth.values()
     name = f"{call.operation} {call.model}".rstrip()
     parent = call.identity.parent_span_id
     yield _span(call, name, call.identity.context, parent=parent, values=values, kind=SPAN_SERVER)
@@ -200,8 +210,8 @@ def _call_values(call: Call) -> dict[str, Value]:
         names.PROMPT_VERSION: call.prompt[1] if call.prompt else None,
         **_request_values(body),
         names.SAMPLING: sampling(body, call.replica.logprobs_mode if call.replica else None),
-        names.INPUT_MESSAGES: input_messages(body["messages"]) if "messages" in body else None,
-        names.TOOL_DEFINITIONS: tool_definitions(body.get("tools")),
+        names.INPUT_MESSAGES: input_messages(_new_messages(call, body["messages"])) if "messages" in body else None,
+        names.TOOL_DEFINITIONS: None if call.growth and call.growth.same_tools else tool_definitions(body.get("tools")),
         names.OUTPUT_MESSAGES: output_messages(answer.choices) if answer.choices else None,
         names.RESPONSE_ID: answer.id,
         names.RESPONSE_MODEL: answer.model,
@@ -213,6 +223,10 @@ def _call_values(call: Call) -> dict[str, Value]:
         "server.port": where.port,
         "http.response.status_code": call.status,
     }
+
+
+def _new_messages(call: Call, messages: Any) -> Any:
+    return messages[call.growth.left_out :] if call.growth is not None else messages
 
 
 def _conversation(body: Mapping[str, Any]) -> str | None:

@@ -1,0 +1,1 @@
+"""Measurements of the sidecar that need no model: `tracegrad bench sidecar` reports them."""
