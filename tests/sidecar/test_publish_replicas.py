@@ -240,8 +240,8 @@ async def test_a_restarted_engine_serves_nothing_before_it_is_brought_up_to_date
         answer = await harness.chat({})
         assert answer.headers["x-tracegrad-policy"] == "policy@7"
         assert {served for _, served in seen} == {0}
-    spans = {span.span_id: span.attributes for span in await harness.receiver.wait(2)}
-    assert spans[answer.headers["x-tracegrad-span-id"]]["tracegrad.policy.version"] == 7
+        spans = {span.span_id: span.attributes for span in await harness.receiver.wait(2)}
+        assert spans[answer.headers["x-tracegrad-span-id"]]["tracegrad.policy.version"] == 7
 
 
 async def test_an_engine_that_restarts_unseen_is_noticed(two: Harness, fake: FakeVllm) -> None:
