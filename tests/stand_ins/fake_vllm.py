@@ -40,6 +40,9 @@ class FakeVllm:
     """Control calls in the order in which they came, with their bodies where they matter."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    at_once: int = 0
+    most_at_once: int = 0
+    """Calls that it served at the same time, now and at most."""
     aborted: int = 0
     """Requests whose client went away."""
     write_size: int | None = None
@@ -55,6 +58,8 @@ class FakeVllm:
     """Lose the ids of one token, as older vLLM does when a tool parser holds text back."""
     drop_logprobs: bool = False
     finish_reason: str = "stop"
+    logprobs_mode: str | None = None
+    """What `/server_info` says of it; None: there is no such path."""
     fail_step: str | None = None
     """The control call that answers 500."""
     on_step: Callable[[str], Awaitable[None]] | None = None
@@ -69,6 +74,7 @@ class FakeVllm:
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/weight_info", self.weight_info)
         app.router.add_get("/is_paused", self.is_paused)
+        app.router.add_get("/server_info", self.server_info)
         for step in ("pause", "resume", "init_weight_transfer_engine", "start_weight_update", "update_weights"):
             app.router.add_post(f"/{step}", self.step)
         for step in ("finish_weight_update", "reset_prefix_cache"):
@@ -85,6 +91,12 @@ class FakeVllm:
 
     async def is_paused(self, _: web.Request) -> web.Response:
         return web.json_response({"is_paused": not self.running.is_set()})
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        if self.logprobs_mode is None:
+            raise web.HTTPNotFound
+        config: Any = {"model_config": {"logprobs_mode": self.logprobs_mode}}
+        return web.json_response({"vllm_config": config if request.query.get("config_format") == "json" else "text"})
 
     async def embeddings(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [], "model": "policy", "usage": {"prompt_tokens": 4}})
@@ -133,12 +145,16 @@ class FakeVllm:
             return web.json_response({"error": error}, status=status)
         if self.garbage is not None:
             return web.Response(body=self.garbage, content_type="application/json")
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
         try:
             await self._wait(0)
             return await (self._stream(request, body) if body.get("stream") else self._whole(request, body))
         except asyncio.CancelledError:
             self.aborted += 1
             raise
+        finally:
+            self.at_once -= 1
 
     async def _whole(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         await self._wait(self.token_delay_s * len(CONTENT))
