@@ -26,8 +26,10 @@ class Process:
         self.spool.open()
         self.spool.adopt()
 
-    def die(self) -> None:
+    async def die(self) -> None:
         """What the kernel does: files are closed, and nothing else happens."""
+        while self.spool._garbage:  # noqa: ASYNC110 - its threads, which do not really die
+            await asyncio.sleep(0.001)
         assert self.spool._slot is not None
         self.spool._slot.release()
         for segment in self.spool._segments:
@@ -44,8 +46,6 @@ class Process:
         found = await self.batches()
         for batch in found:
             self.spool.acknowledge(batch)
-        while self.spool._garbage:  # threads of this process, which does not really die
-            await asyncio.sleep(0.001)
         return [bytes(record) for batch in found for record in batch.records]
 
 
@@ -101,11 +101,11 @@ async def test_what_was_not_acknowledged_comes_again_after_a_death_and_nothing_e
         first.spool.acknowledge(batch)
     first.spool.acknowledge(batches[6])  # out of order: the sixth is still open
     sent = sum(len(batch.records) for batch in batches[:5])
-    first.die()
+    await first.die()
     second = Process(root)
     assert await second.drain() == wanted[sent:]
     assert second.spool.adopted == len(wanted) - sent
-    second.die()
+    await second.die()
     third = Process(root)
     assert await third.drain() == []
     assert third.spool.torn == 0
@@ -124,7 +124,7 @@ async def test_files_that_are_written_over_never_give_back_what_they_held(root: 
         await first.drain()
     fill(first, new)
     assert inodes & {path.stat().st_ino for path in files(root)}, "no file was written over: this tests nothing"
-    first.die()
+    await first.die()
     second = Process(root)
     assert await second.drain() == new
     assert second.spool.torn == 0
@@ -136,7 +136,7 @@ async def test_a_torn_tail_is_recognised_set_aside_and_counted(root: Path, kept:
     first = Process(root)
     wanted = records(5)
     fill(first, wanted)
-    first.die()
+    await first.die()
     (path,) = files(root)
     size = HEAD + len(wanted[0])
     os.truncate(path, START + 4 * size + kept)
@@ -153,7 +153,7 @@ async def test_damage_in_the_middle_costs_only_what_it_hit(root: Path) -> None:
     first = Process(root)
     wanted = records(10)
     fill(first, wanted)
-    first.die()
+    await first.die()
     (path,) = files(root)
     size = HEAD + len(wanted[0])
     with path.open("r+b") as file:
@@ -191,7 +191,7 @@ async def test_whatever_happens_to_a_file_whole_records_come_and_nothing_else(
     first = Process(root)
     wanted = [chance.randbytes(chance.randint(1, 900)) for _ in range(30)]
     fill(first, wanted)
-    first.die()
+    await first.die()
     path = chance.choice(files(root))
     content = bytearray(path.read_bytes())
     ends = START + sum(HEAD + len(one) for one in wanted)
@@ -249,7 +249,7 @@ async def test_processes_have_slots_of_their_own_and_the_dead_leave_theirs(root:
     assert len(await second.drain()) == 5, "what another one holds is not touched"
     second.spool.adopt()
     assert await second.drain() == []
-    first.die()
+    await first.die()
     second.spool.adopt()
     assert await second.drain() == records(20)
     assert second.spool.adopted == 20
@@ -262,7 +262,7 @@ async def test_what_the_dead_left_is_taken_over_as_far_as_there_is_room(root: Pa
     wanted = records(700)
     fill(first, wanted)
     fill(second, wanted)
-    first.die()
+    await first.die()
     second.spool.adopt()
     assert second.spool.used_bytes <= LIMIT
     found: list[bytes] = []
