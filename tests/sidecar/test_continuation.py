@@ -358,10 +358,11 @@ STATES: tuple[tuple[str, str, str, str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("template", "setting", "state", "why"), STATES)
+@pytest.mark.parametrize("case", STATES)
 async def test_the_admin_port_says_what_calls_will_do(
-    served: Any, caplog: pytest.LogCaptureFixture, template: str, setting: str, state: str, why: str
+    served: Any, caplog: pytest.LogCaptureFixture, case: tuple[str, str, str, str]
 ) -> None:
+    template, setting, state, why = case
     with caplog.at_level("INFO", "sidecar"):
         harness, engine = await served(template, setting)
         found = await _state(harness)
