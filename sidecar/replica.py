@@ -7,27 +7,19 @@ this sidecar is a change too, also one that was undone during the call: the boar
 """
 
 import asyncio
-import contextlib
 import logging
 from dataclasses import dataclass
 from types import TracebackType
 
 import aiohttp
 
-from sidecar import engine
 from sidecar.board import ASIDE, BROKEN, PAUSED, UPDATING, Board
-from sidecar.engine import EngineError, EngineGoneError, NamelessVersionError, NoVersionError
+from sidecar.inquiry import Inquiry
 
 log = logging.getLogger(__name__)
 
-POLL_S = 1.0
-"""How often an idle engine is asked for its version."""
-MIN_GAP_S = 0.03
-"""Calls that end within this time share one question to the engine."""
 GATE_POLL_S = 0.005
 """How often a closed gate, which another process may open, is looked at while calls wait."""
-CHECK_TIMEOUT_S = 60.0
-"""An engine answers between two steps, which take seconds on a loaded CPU: slow is not gone."""
 HALF_LOADED = "a weight update failed half-way: publish again"
 FOUND_PAUSED = "found paused in the middle of a weight update: publish again"
 
@@ -57,7 +49,8 @@ class Replica:
         """What the log-probs it returns are of, by its own word; None: not known."""
         self.changed = asyncio.Event()
         """Set whenever it may have come to run other weights than it should."""
-        self._pinned_mode: str | None = None
+        self.pinned_mode: str | None = None
+        """What they must be of; None: whatever they are of."""
         self._board = board or Board.memory(1)
         self._place = place
         self._answers = False
@@ -66,12 +59,10 @@ class Replica:
         self._aside_problem = ""
         self._seen = self._board.epoch(place)
         self._stamp = Stamp(0, None)
-        self._demand = asyncio.Event()
-        self._waiters: list[asyncio.Future[Stamp]] = []
         self._poke = asyncio.Event()
         self._serving = _Serving(self)
         self._poller: asyncio.Task[None] | None = None
-        self._learning: asyncio.Task[None] | None = None
+        self._inquiry = Inquiry(self)
 
     @property
     def stamp(self) -> Stamp:
@@ -98,6 +89,16 @@ class Replica:
         return self._answers
 
     @property
+    def updating(self) -> bool:
+        """Whether its weights are being changed."""
+        return bool(self._board.epoch(self._place) % 2)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process may change it: it publishes."""
+        return self._board.leads
+
+    @property
     def healthy(self) -> bool:
         """Whether the engine answers, and its word on its weights is to be believed."""
         return self._answers and not self.broken
@@ -120,14 +121,14 @@ class Replica:
     @property
     def behind(self) -> bool:
         """Whether it should run a certain version, answers, and does not run it."""
-        if self.wanted is None or not self._answers or self._board.epoch(self._place) % 2:
+        if self.wanted is None or not self._answers or self.updating:
             return False
         return self.broken or self.version not in (None, self.wanted)
 
     @property
     def exact_logprobs(self) -> bool:
         """Whether its log-probs are of the kind that the policy pins."""
-        return self._pinned_mode is None or self.logprobs_mode == self._pinned_mode
+        return self.pinned_mode is None or self.logprobs_mode == self.pinned_mode
 
     @property
     def rank(self) -> int:
@@ -155,8 +156,8 @@ class Replica:
         if not self.exact_logprobs:
             has = f"returns {self.logprobs_mode}" if self.logprobs_mode else "does not tell its logprobs_mode"
             return (
-                f"engine at {self.url} {has}, but its policy pins logprobs_mode = {self._pinned_mode}: "
-                f"start vLLM with VLLM_SERVER_DEV_MODE=1 and --logprobs-mode={self._pinned_mode}"
+                f"engine at {self.url} {has}, but its policy pins logprobs_mode = {self.pinned_mode}: "
+                f"start vLLM with VLLM_SERVER_DEV_MODE=1 and --logprobs-mode={self.pinned_mode}"
             )
         return ""
 
@@ -244,107 +245,54 @@ class Replica:
             log.warning("replica lost url=%s problem=%s", self.url, problem)
         self._answers, self._problem, self.transfer_ready = False, problem, False
         self._stamp = Stamp(self.stamp.epoch + 1, None)
-        self._forget_mode()
+        self._inquiry.forget()
         if self._board.leads and self.aside:
             self._board.set_flag(self._place, ASIDE, on=False)  # it is judged anew when it comes back
         self._turn()
 
     def pin_logprobs_mode(self, mode: str | None) -> None:
         """What its log-probs must be of; None: whatever they are of."""
-        if mode != self._pinned_mode:
-            self._pinned_mode = mode
-            self._demand.set()
+        if mode != self.pinned_mode:
+            self.pinned_mode = mode
+            self.doubt()
 
-    def doubt(self) -> None:
-        """Something odd happened: ask the engine soon."""
-        self._demand.set()
+    def revived(self) -> None:
+        """The engine of a broken replica answers: it can be loaded, and is no word to be believed."""
+        if not self._answers:
+            self._answers, self._problem = True, ""
+            self._turn()
 
-    async def confirmed(self) -> Stamp:
-        """The stamp after asking the engine once more, by a question that begins after this call."""
-        waiter: asyncio.Future[Stamp] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        self._demand.set()
-        return await waiter
+    def gone(self, problem: str) -> None:
+        """The engine's process has ended, and took half-loaded weights along."""
+        if self._board.leads:
+            self._board.set_flag(self._place, BROKEN, on=False)
+        self.lost(problem)
 
-    async def watch(self, session: aiohttp.ClientSession) -> None:
-        """Keep asking the engine for its version, on demand and every `POLL_S`. Runs until cancelled."""
-        try:
-            while True:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._demand.wait(), POLL_S)
-                self._demand.clear()
-                waiters, self._waiters = self._waiters, []
-                try:
-                    await self._ask(session)
-                finally:
-                    stamp = self.stamp
-                    for waiter in waiters:
-                        if not waiter.done():
-                            waiter.set_result(stamp)
-                await asyncio.sleep(MIN_GAP_S)
-        finally:
-            for task in (self._learning, self._poller):
-                if task is not None:
-                    task.cancel()
-
-    async def _ask(self, session: aiohttp.ClientSession) -> None:
-        before = self.stamp
-        if self._board.epoch(self._place) % 2:
-            return
-        try:
-            version = await engine.weight_version(session, self.url, CHECK_TIMEOUT_S)
-            if self._pinned_mode is not None and self.logprobs_mode is None:
-                self.logprobs_mode = await engine.logprobs_mode(session, self.url)
-            comes = self._board.leads and not self._answers and not self.paused
-            left_paused = comes and await engine.is_paused(session, self.url)
-        except EngineError as error:
-            if self._board.epoch(self._place) % 2 == 0:
-                if self._board.leads and self.broken and isinstance(error, EngineGoneError):
-                    # A process that ended took its half-loaded weights along.
-                    self._board.set_flag(self._place, BROKEN, on=False)
-                self.mute = isinstance(error, NoVersionError)
-                self.nameless = isinstance(error, NamelessVersionError)
-                self.lost(str(error))
-            return
-        if self.stamp != before:
-            return
-        if self._pinned_mode is None and self._learning is None:
-            self._learning = asyncio.create_task(self._learn_mode(session), name=f"log-probs of {self.url}")
-        if left_paused:
-            await self._take_over(session)
-        elif self.broken:
-            if not self._answers:
-                self._answers, self._problem = True, ""
-                self._turn()
-        else:
-            self.found(version)
-
-    async def _learn_mode(self, session: aiohttp.ClientSession) -> None:
-        """Ask what its log-probs are of; nobody waits for the answer, which takes vLLM seconds the first time."""
-        try:
-            self.logprobs_mode = await engine.logprobs_mode(session, self.url)
-        except EngineError as error:
-            log.info("log-probs mode not known url=%s problem=%s", self.url, error)
-
-    def _forget_mode(self) -> None:
-        self.logprobs_mode = None
-        if self._learning is not None:
-            self._learning.cancel()
-            self._learning = None
-
-    async def _take_over(self, session: aiohttp.ClientSession) -> None:
-        """Resume an engine whose publisher died in the middle. It serves; it trains after the next publication."""
+    def left_paused(self) -> None:
+        """The engine was found paused: its publisher died in the middle of an update."""
         self._broken_problem = FOUND_PAUSED
         self._board.bump(self._place)
         self._board.set_flag(self._place, BROKEN, on=True)
         self._board.bump(self._place)
-        self._answers, self._problem = True, ""
         log.warning("replica broken url=%s problem=%s", self.url, FOUND_PAUSED)
-        self._turn()
+        self.revived()
+
+    def doubt(self) -> None:
+        """Something odd happened: ask the engine soon."""
+        self._inquiry.demand()
+
+    async def confirmed(self) -> Stamp:
+        """The stamp after asking the engine once more, by a question that begins after this call."""
+        await self._inquiry.answered()
+        return self.stamp
+
+    async def watch(self, session: aiohttp.ClientSession) -> None:
+        """Keep asking the engine for its version, on demand and all the time. Runs until cancelled."""
         try:
-            await engine.resume(session, self.url)
-        except EngineError as error:
-            log.warning("resume failed url=%s problem=%s", self.url, error)
+            await self._inquiry.run(session)
+        finally:
+            if self._poller is not None:
+                self._poller.cancel()
 
     def _turn(self) -> None:
         self.changed.set()

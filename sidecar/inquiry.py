@@ -1,0 +1,114 @@
+"""Ask one engine which weights it runs, on demand and again and again, and tell its replica.
+
+What an engine answers is believed only if nothing changed while it was asked.
+"""
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from sidecar import engine
+from sidecar.engine import EngineError, EngineGoneError, NamelessVersionError, NoVersionError
+
+if TYPE_CHECKING:
+    from sidecar.replica import Replica
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+"""How often an idle engine is asked for its version."""
+MIN_GAP_S = 0.03
+"""Calls that end within this time share one question to the engine."""
+CHECK_TIMEOUT_S = 60.0
+"""An engine answers between two steps, which take seconds on a loaded CPU: slow is not gone."""
+
+
+class Inquiry:
+    """The questions to one engine."""
+
+    def __init__(self, replica: "Replica") -> None:
+        self._replica = replica
+        self._demand = asyncio.Event()
+        self._waiters: list[asyncio.Future[None]] = []
+        self._learning: asyncio.Task[None] | None = None
+
+    def demand(self) -> None:
+        """Ask soon."""
+        self._demand.set()
+
+    async def answered(self) -> None:
+        """Wait for the answer to a question that begins after this call."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._demand.set()
+        await waiter
+
+    async def run(self, session: aiohttp.ClientSession) -> None:
+        """Ask until cancelled."""
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._demand.wait(), POLL_S)
+                self._demand.clear()
+                waiters, self._waiters = self._waiters, []
+                try:
+                    await self._ask(session)
+                finally:
+                    for waiter in waiters:
+                        if not waiter.done():
+                            waiter.set_result(None)
+                await asyncio.sleep(MIN_GAP_S)
+        finally:
+            self.forget()
+
+    def forget(self) -> None:
+        """Contact was lost: what comes back may be another engine."""
+        self._replica.logprobs_mode = None
+        if self._learning is not None:
+            self._learning.cancel()
+            self._learning = None
+
+    async def _ask(self, session: aiohttp.ClientSession) -> None:
+        replica, before = self._replica, self._replica.stamp
+        if replica.updating:
+            return
+        try:
+            version = await engine.weight_version(session, replica.url, CHECK_TIMEOUT_S)
+            if replica.pinned_mode is not None and replica.logprobs_mode is None:
+                replica.logprobs_mode = await engine.logprobs_mode(session, replica.url)
+            comes = replica.leads and not replica.answers and not replica.paused
+            left_paused = comes and await engine.is_paused(session, replica.url)
+        except EngineError as error:
+            if not replica.updating:
+                replica.mute = isinstance(error, NoVersionError)
+                replica.nameless = isinstance(error, NamelessVersionError)
+                (replica.gone if isinstance(error, EngineGoneError) else replica.lost)(str(error))
+            return
+        if replica.stamp != before:
+            return
+        if replica.pinned_mode is None and self._learning is None:
+            self._learning = asyncio.create_task(self._learn_mode(session), name=f"log-probs of {replica.url}")
+        if left_paused:
+            replica.left_paused()
+            await self._resume(session)
+        elif replica.broken:
+            replica.revived()
+        else:
+            replica.found(version)
+
+    async def _learn_mode(self, session: aiohttp.ClientSession) -> None:
+        """Ask what its log-probs are of; nobody waits for the answer, which takes vLLM seconds the first time."""
+        try:
+            self._replica.logprobs_mode = await engine.logprobs_mode(session, self._replica.url)
+        except EngineError as error:
+            log.info("log-probs mode not known url=%s problem=%s", self._replica.url, error)
+
+    async def _resume(self, session: aiohttp.ClientSession) -> None:
+        """Nobody else will: it serves, and trains after the next publication."""
+        try:
+            await engine.resume(session, self._replica.url)
+        except EngineError as error:
+            log.warning("resume failed url=%s problem=%s", self._replica.url, error)
