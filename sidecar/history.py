@@ -39,6 +39,9 @@ MOST_TRIED = 4
 MOST_CHOICES = 16
 """How many choices of one state."""
 
+LARGEST_SHARE = 8
+"""A rollout that takes more than this part of the memory is forgotten, not all the others: it may never end."""
+
 Key = tuple[str, int]
 
 
@@ -194,6 +197,8 @@ class History:
         for old in newest[:-MOST_TRIED]:
             rollout.n_bytes -= old.forget_whole()
         self.n_bytes += rollout.n_bytes - before
+        if rollout.n_bytes > self._max_bytes // LARGEST_SHARE:
+            self.n_bytes -= self._rollouts.pop(key).n_bytes
         while self.n_bytes > self._max_bytes:
             _, quiet = self._rollouts.popitem(last=False)
             self.n_bytes -= quiet.n_bytes
