@@ -194,3 +194,16 @@ async def test_a_file_that_vllm_refuses_leaves_it_serving(harness: Harness, vllm
     await publish(harness, 2001, vllm_server.model_dir)
     answer = await harness.chat({"messages": HELLO, "temperature": 0})
     assert answer.headers["x-tracegrad-policy"] == "policy@2001"
+
+async def test_the_engine_tells_what_its_log_probs_are_of(harness_for: Any, vllm_server: Any) -> None:
+    pins = {"logprobs_mode": "raw_logprobs", "temperature": 1.0}
+    harness = await harness_for(
+        {"name": "policy", "upstream": vllm_server.url, "policy": "policy", "pins": pins, "pin_calls": "all"}
+    )
+    answer = await harness.chat({"messages": HELLO, "temperature": 0, "max_tokens": 5})
+    assert answer.status == 200
+    span = await harness.receiver.one()
+    applied = span.json("tracegrad.sampling")
+    assert (applied["temperature"], applied["logprobs_mode"]) == (1.0, "raw_logprobs")
+    assert span.attributes["tracegrad.trainable"] is True
+    assert (await harness.session.get(f"{harness.admin}/readyz")).status == 200
