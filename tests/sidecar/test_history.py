@@ -164,7 +164,7 @@ def test_memory_is_bounded_and_the_quiet_rollout_goes_first() -> None:
     history = History(max_bytes=40 * ENTRY_BYTES)
     for place in range(100):
         told(history, FIRST, answer(PROMPT, [1, 2]), who=identity(f"r{place}"))
-        told(history, FIRST, answer(PROMPT, [1, 2]), who=identity("without end"))
+        told(history, FIRST, answer(PROMPT, [1, 2]), who=identity("endless"))
         assert history.n_bytes <= 40 * ENTRY_BYTES
     assert told(history, MORE, answer([*PROMPT, 1, 2, 3], [4]), who=identity("r0")) == {}
     assert told(history, MORE, answer([*PROMPT, 1, 2, 3], [4]), who=identity("r99")) != {}
