@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-from sidecar_harness import listening
+from sidecar_harness import Harness, listening
 
 from sidecar import delivery as module
 from sidecar.delivery import Delivery
@@ -262,6 +262,17 @@ async def test_with_the_disk_full_spans_are_sent_from_memory(collector: Collecto
         assert await to.flush(20)
         assert to.counters.lost == 0
     assert [name for name in collector.names if name != "c"] == numbered(10, "a") + numbered(100, "b")
+
+
+async def test_agents_are_served_while_the_disk_is_full(harness: Harness) -> None:
+    with full_disk():
+        for _ in range(20):
+            assert (await harness.chat({})).status == 200
+        spans = await harness.receiver.wait(20)
+        page = await (await harness.session.get(f"{harness.admin}/metrics")).text()
+    assert all(one.attributes["tracegrad.trainable"] for one in spans)
+    assert "tracegrad_sidecar_spool_disk_failing 1\n" in page
+    assert 'tracegrad_sidecar_spans_total{state="dropped_memory_full"} 0\n' in page
 
 
 async def test_with_the_disk_full_and_no_collector_memory_is_bounded_and_goes_to_disk_later(
