@@ -146,7 +146,7 @@ def _open(destination: str) -> int:
     if destination == STANDARD_OUTPUT:
         return sys.stdout.fileno()
     try:
-        return os.open(destination, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        return os.open(destination, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o640)
     except OSError as error:
         raise SettingsError(f"no access log at {destination} ({error.strerror}): choose another path") from error
 

@@ -26,16 +26,17 @@ async def fake() -> AsyncIterator[FakeVllm]:
 
 @pytest.fixture
 async def harness_for(receiver: Receiver, tmp_path: Path) -> AsyncIterator[Any]:
-    """A function that starts a sidecar with the given `[[model]]` entries."""
+    """A function that starts a sidecar with the given `[[model]]` entries; `limits`: more values of `[sidecar]`."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(*models: dict[str, Any], **values: Any) -> Harness:
+        async def start(*models: dict[str, Any], limits: dict[str, Any] | None = None, **values: Any) -> Harness:
             weights = tmp_path / "weights"
             weights.mkdir(exist_ok=True)
             settings = Settings.model_validate(
                 {
                     "otlp": receiver.url,
-                    "sidecar": {"port": 0, "admin_port": 0, "weights": weights, "data": tmp_path / "data"},
+                    "sidecar": {"port": 0, "admin_port": 0, "weights": weights, "data": tmp_path / "data"}
+                    | (limits or {}),
                     "model": models,
                     **values,
                 }

@@ -14,11 +14,13 @@ from typing import Any
 import aiohttp
 import pytest
 from fake_vllm import FakeVllm
+from sidecar_process import configuration, sidecar_process
 from stand_ins import Receiver
 
+from sidecar.listen import claim, port_of, share
 from sidecar.routes import build_routes
 from sidecar.server import serve
-from tracegrad.errors import SettingsError
+from tracegrad.errors import PortInUseError, SettingsError, TracegradError
 from tracegrad.settings import Settings
 
 COMMAND = (sys.executable, "-c", "from tracegrad.cli import main; main()", "sidecar")
@@ -147,3 +149,59 @@ def test_two_names_may_share_a_policy_and_keys_stay_secret() -> None:
     assert list(routes.policies) == ["p"]
     assert len(routes.policies["p"].replicas) == 1
     assert "sk-secret" not in repr(routes.entries)
+
+
+async def test_agents_may_connect_while_the_engine_starts(
+    tmp_path: Path, receiver: Receiver, another_fake: Any
+) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+    settings = Settings.model_validate(
+        {
+            "otlp": receiver.url,
+            "sidecar": {"port": 0, "admin_port": 0, "data": tmp_path},
+            "model": [{"name": "policy", "upstream": f"http://127.0.0.1:{port}", "policy": "policy"}],
+        }
+    )
+    async with serve(settings, shutdown_s=1.0) as ports, aiohttp.ClientSession() as client:
+        url = f"http://127.0.0.1:{ports.port}/v1/chat/completions"
+        assert (await client.post(url, json=CHAT)).status == 502
+        async with another_fake(port):
+            answer = await client.post(url, json=CHAT)
+            assert (answer.status, answer.headers["x-tracegrad-policy"]) == (200, "policy@0")
+
+
+def test_a_port_is_claimed_by_one_unless_it_is_shared() -> None:
+    with claim("127.0.0.1", 0) as first:
+        port = port_of(first)
+        first.listen()
+        share(first)
+        with claim("127.0.0.1", port, shared=True) as worker:
+            worker.listen()
+            assert port_of(worker) == port
+        with pytest.raises(PortInUseError, match=f"port {port} on 127.0.0.1 is in use"):
+            claim("127.0.0.1", port)
+    with pytest.raises(TracegradError, match="choose another address"):
+        claim("192.0.2.1", 0)
+
+
+async def test_a_second_sidecar_may_take_over_the_port(tmp_path: Path, fake: FakeVllm, receiver: Receiver) -> None:
+    model = {"name": "policy", "policy": "policy", "upstream": fake.url}
+    first_file = configuration(tmp_path, receiver.url, model, reuse_port=True)
+    async with sidecar_process(first_file) as first, aiohttp.ClientSession() as client:
+        ports = {"port": int(first.url.rpartition(":")[2]), "admin_port": int(first.admin.rpartition(":")[2])}
+        second_file = configuration(tmp_path, receiver.url, model, reuse_port=True, **ports)
+        fake.token_delay_s = 0.2
+        answer = await client.post(f"{first.url}/v1/chat/completions", json=CHAT | {"stream": True})
+        async with sidecar_process(second_file) as second:
+            assert second.url == first.url
+            first.signal(signal.SIGTERM)
+            await first.told("sidecar stopping")
+            async with aiohttp.ClientSession() as later:
+                for _ in range(5):
+                    assert (await later.get(f"{second.admin}/healthz")).status == 200
+            assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+            assert await first.ended() == 0
+            async with aiohttp.ClientSession() as later:
+                assert (await later.post(f"{second.url}/v1/chat/completions", json=CHAT)).status == 200
