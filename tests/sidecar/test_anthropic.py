@@ -219,3 +219,12 @@ async def test_the_engine_gets_a_chat_completion(
     span = await harness.receiver.one()
     assert span.json("tracegrad.sampling")["stop"] == ["END"]
     assert span.json("gen_ai.tool.definitions")[0]["name"] == "add"
+
+
+async def test_the_engines_key_is_sent_where_an_engine_looks_for_it(harness_for: Any, fake: FakeVllm) -> None:
+    model = {"name": "policy", "upstream": fake.url, "policy": "policy", "api_key": "sk-engine"}
+    harness = await harness_for(model)
+    answer = await harness.session.post(f"{harness.url}/v1/messages", json=ASK, headers={"x-api-key": "sk-mine"})
+    assert answer.status == 200
+    assert fake.headers[0]["authorization"] == "Bearer sk-engine"
+    assert "sk-mine" not in str(fake.headers)
