@@ -23,7 +23,7 @@ BATCH_BYTES = 256 << 10
 """Of spans in one request: agents wait while one is put together."""
 PACE_S = 0.004
 """Between two requests: catching up after a time without a collector must not starve agents."""
-WINDOW_BYTES, CONNECTIONS = 16 << 20, 64
+WINDOW_BYTES = 16 << 20
 """What may be under way at once. A collector that acknowledges what is on disk takes its time to answer."""
 MEMORY_BYTES = 64 << 20
 TICK_S = 1.0
@@ -74,7 +74,7 @@ class Delivery:
     ) -> None:
         self.store = SpanStore(directory, spool_bytes=spool_bytes, memory_bytes=memory_bytes)
         self._counters = Counters()
-        self._client = OtlpClient(endpoint, service, self._counters, connections=CONNECTIONS)
+        self._client = OtlpClient(endpoint, service, self._counters)
         self._fsync = fsync
         self._window_bytes = window_bytes
         self._close_timeout_s = close_timeout_s

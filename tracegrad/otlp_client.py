@@ -11,11 +11,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import aiohttp
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 import tracegrad
+from tracegrad.http_post import HttpPoster
 from tracegrad.otlp_request import Record, export_request, rejection, retry_after_s
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ BROKEN_TIMES, BROKEN_ALONE_TIMES = 3, 20
 after more than a minute), since nothing must block for ever what comes after it."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 5.0
 LONGEST_RETRY_AFTER_S = 300.0
-HEADERS = {"content-type": "application/x-protobuf"}
+ANSWER_TIMEOUT_S = 60.0
 
 
 @dataclass
@@ -60,7 +60,7 @@ class _Answer:
 class OtlpClient:
     """An async context manager; leaving it ends the connections. `counts` is kept up to date."""
 
-    def __init__(self, endpoint: str, service: str, counts: Delivered, *, connections: int = 1) -> None:
+    def __init__(self, endpoint: str, service: str, counts: Delivered) -> None:
         self.away = False
         """The collector took nothing when it was asked last."""
         self._endpoint = endpoint.rstrip("/")
@@ -68,20 +68,16 @@ class OtlpClient:
         name = KeyValue(key="service.name", value=AnyValue(string_value=service))
         self._resource = Resource(attributes=[name]).SerializeToString()
         self._scope = InstrumentationScope(name=service, version=tracegrad.__version__).SerializeToString()
-        self._connections = connections
         self._probe = asyncio.Lock()
         self._wait_s = FIRST_RETRY_S
         self._requests_taken = 0
-        self._session: aiohttp.ClientSession | None = None
+        self._poster = HttpPoster(endpoint, "application/x-protobuf")
 
     async def __aenter__(self) -> "OtlpClient":
-        connector = aiohttp.TCPConnector(limit=self._connections)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+        self._poster.close()
 
     async def deliver(self, path: str, records: Sequence[Record]) -> None:
         """Send records of one kind until none of them is open."""
@@ -146,16 +142,11 @@ class OtlpClient:
         self._wait_s = max(backoff, min(answer.retry_after_s, LONGEST_RETRY_AFTER_S))
 
     async def _post(self, path: str, body: bytes) -> _Answer:
-        assert self._session is not None, "use the client with `async with`"  # noqa: S101
         try:
-            # A redirected POST would come back as somebody's 200 for a GET.
-            async with self._session.post(
-                self._endpoint + path, data=body, headers=HEADERS, allow_redirects=False
-            ) as response:
-                content = await response.read()
-        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+            answer = await self._poster.post(path, body, ANSWER_TIMEOUT_S)
+        except OSError as error:  # a TimeoutError too
             return _Answer(None, f"{type(error).__name__}: {error}")
-        if response.status == 200:
-            return _Answer(200, body=content)
-        text = f"status {response.status}: {content[:1000].decode(errors='replace')}"
-        return _Answer(response.status, text, retry_after_s=retry_after_s(response.headers.get("retry-after")))
+        if answer.status == 200:
+            return _Answer(200, body=answer.body)
+        text = f"status {answer.status}: {answer.body[:1000].decode(errors='replace')}"
+        return _Answer(answer.status, text, retry_after_s=retry_after_s(answer.headers.get("retry-after")))
