@@ -1,5 +1,6 @@
 """Chat completions: the API that a policy's engine speaks itself, and the one that the record is kept in."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,8 +37,10 @@ class ChatNative:
         answer = read_answer(body)
         if hidden.nothing:
             return answer, raw
-        hide(body, hidden)
-        return answer, orjson.dumps(body)
+        if not hide(body, hidden):
+            return answer, raw
+        # vLLM writes whole answers so: the log-probs that a client asked for stay the same to the last digit.
+        return answer, json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
     def stream(self, hidden: Hidden) -> NativeStream:
         """A reader for one stream."""

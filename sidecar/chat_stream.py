@@ -14,6 +14,7 @@ import orjson
 from sidecar.chat_answer import Answer, Choice, Numbers, count, finite, mapping, objects, text, token_ids
 from sidecar.chat_request import Hidden
 from sidecar.chat_wire import Piece, read_piece
+from sidecar.held import Held, blanked, encoded
 from sidecar.sse import DONE, Event
 
 Json = dict[str, Any]
@@ -87,7 +88,7 @@ class ChatStream:
         self._hidden = hidden
         self._quick = hidden is not None and hidden.token_ids and hidden.logprobs
         self._usage_is_forced = False
-        self._held: list[Json] = []
+        self.held = Held()
         self._id: str | None = None
         self._model: str | None = None
         self._prompt_token_ids: Numbers | None = None
@@ -118,7 +119,7 @@ class ChatStream:
             self._read(chunk, choices)
         if self._hidden is None or self._hidden.nothing or not chunk or "error" in chunk:
             return self.flush() + event.raw
-        return self._hide(chunk, choices, self._hidden)
+        return self._hide(event, chunk, choices, self._hidden)
 
     def _pass_piece(self, piece: Piece) -> bytes:
         choice = self._choices[piece.index]
@@ -131,8 +132,7 @@ class ChatStream:
 
     def flush(self) -> bytes:
         """What is held back, for when the stream ends without a usage chunk."""
-        held, self._held = self._held, []
-        return b"".join(map(_encode, held))
+        return self.held.flush()
 
     def _read(self, chunk: Json, choices: list[Json]) -> None:
         self._id = self._id or text(chunk.get("id"))
@@ -151,37 +151,30 @@ class ChatStream:
                 self._choices[index] = _PartialChoice()
             self._choices[index].add(choice)
 
-    def _hide(self, chunk: Json, choices: list[Json], hidden: Hidden) -> bytes:
+    def _hide(self, event: Event, chunk: Json, choices: list[Json], hidden: Hidden) -> bytes:
         hide_usage = hidden.usage and not self._usage_is_forced
         if hide_usage and not choices and chunk.get("usage"):
-            return self._release(chunk.get("system_fingerprint"))
-        only_tokens = hidden.token_ids and hidden.logprobs and bool(choices) and all(map(_is_empty, choices))
-        if only_tokens:
+            return self.held.release(chunk)
+        changed = hide(chunk, hidden)
+        if changed and choices and hidden.token_ids and hidden.logprobs and all(map(_is_empty, choices)):
             return b""
         if hide_usage and chunk.get("usage", 0) is None:
             del chunk["usage"]
-        _null(chunk, "prompt_token_ids", hidden.token_ids)
-        for choice in choices:
-            _null(choice, "token_ids", hidden.token_ids)
-            _null(choice, "logprobs", hidden.logprobs)
+            changed = True
+        raw = None if changed else event.raw
         if hide_usage and any(choice.get("finish_reason") for choice in choices):
-            self._held.append(chunk)
-            return b""
-        return _encode(chunk)
-
-    def _release(self, fingerprint: Any) -> bytes:
-        if fingerprint is not None:
-            for chunk in self._held:
-                chunk.setdefault("system_fingerprint", fingerprint)
-        return self.flush()
+            return self.held.hold(chunk, raw)
+        waited = self.held.flush() if self._usage_is_forced else b""
+        return waited + (raw or encoded(chunk))
 
 
-def hide(body: Json, hidden: Hidden) -> None:
-    """Make a whole answer what it would have been without the fields that we added."""
-    _null(body, "prompt_token_ids", hidden.token_ids)
+def hide(body: Json, hidden: Hidden) -> bool:
+    """Make an answer or a chunk what it would have been without the fields that we added; whether it changed."""
+    changed = hidden.token_ids and blanked(body, "prompt_token_ids")
     for choice in objects(body.get("choices")):
-        _null(choice, "token_ids", hidden.token_ids)
-        _null(choice, "logprobs", hidden.logprobs)
+        changed = (hidden.token_ids and blanked(choice, "token_ids")) or changed
+        changed = (hidden.logprobs and blanked(choice, "logprobs")) or changed
+    return changed
 
 
 def _chunk(data: bytes) -> Json | None:
@@ -195,11 +188,6 @@ def _chunk(data: bytes) -> Json | None:
     return chunk if isinstance(chunk, dict) else None
 
 
-def _null(holder: Json, name: str, hidden: bool) -> None:
-    if hidden and name in holder:
-        holder[name] = None
-
-
 def _is_empty(choice: Json) -> bool:
     return choice.get("delta") == {} and choice.get("finish_reason") is None
 
@@ -209,7 +197,3 @@ def _extended(values: list[Any] | None, more: list[Any]) -> list[Any]:
         return list(more)
     values.extend(more)
     return values
-
-
-def _encode(chunk: Json) -> bytes:
-    return b"data: " + orjson.dumps(chunk) + b"\n\n"

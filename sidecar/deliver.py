@@ -93,6 +93,7 @@ async def _deliver_stream(
     headers.update(identity_headers(call))
     response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
     stream, reader = capture.native.stream(capture.hidden), EventReader()
+    stream.held.mark = replica.stream_mark
     client = Translation(stream, capture.exchange.writer()) if capture.exchange is not None else stream
     try:
         await response.prepare(inbound.request)
@@ -104,7 +105,8 @@ async def _deliver_stream(
                 await response.write(ready)
         if reader.rest:
             await response.write(client.pass_on(Event.last(reader.rest)))
-        if not stream.done:
+        replica.stream_mark = stream.held.mark
+        if not stream.done and stream.error is None:
             raise BrokenError("the stream ended before [DONE]")
     except (UpstreamError, EventTooLargeError) as error:
         replica.doubt()

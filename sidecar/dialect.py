@@ -13,6 +13,7 @@ from aiohttp import web
 
 from sidecar.chat_answer import Answer
 from sidecar.chat_request import Hidden
+from sidecar.held import Held
 from sidecar.sse import Event
 
 Json = dict[str, Any]
@@ -46,6 +47,8 @@ class NativeStream(Protocol):
     """The stream came to its own end."""
     error: str | None
     """The message of an error event, if one came."""
+    held: Held
+    """What waits for the usage chunk."""
 
     def pass_on(self, event: Event) -> bytes:
         """Read one event; returns the bytes that the client gets for it, which may be none."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import aiohttp
 
@@ -47,6 +48,8 @@ class Replica:
         """It is mute because its version is no number, which a publication mends."""
         self.logprobs_mode: str | None = None
         """What the log-probs it returns are of, by its own word; None: not known."""
+        self.stream_mark: dict[str, Any] | None = None
+        """What its streams add to finishing chunks (`sidecar.held`); None: not known."""
         self.changed = asyncio.Event()
         """Set whenever it may have come to run other weights than it should."""
         self.pinned_mode: str | None = None

@@ -8,6 +8,7 @@ from sidecar.chat_answer import Answer, Choice, Numbers, count, finite, mapping,
 from sidecar.chat_request import Hidden
 from sidecar.completions.request import Asked
 from sidecar.dialect import Json
+from sidecar.held import blanked
 
 
 def read_answer(body: Mapping[str, Any], asked: Asked) -> Answer:
@@ -70,10 +71,9 @@ def _placed(choice: Choice, n: int | None, sampled: bool) -> Choice:
     )
 
 
-def hide(choice: Json, hidden: Hidden) -> None:
+def hide(choice: Json, hidden: Hidden) -> bool:
     """Make a choice, whole or of a chunk, what it would have been without the fields that we added."""
+    changed = False
     for name in ("prompt_token_ids", "token_ids"):
-        if hidden.token_ids and name in choice:
-            choice[name] = None
-    if hidden.logprobs and "logprobs" in choice:
-        choice["logprobs"] = None
+        changed = (hidden.token_ids and blanked(choice, name)) or changed
+    return (hidden.logprobs and blanked(choice, "logprobs")) or changed

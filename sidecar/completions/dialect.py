@@ -32,8 +32,9 @@ class CompletionsNative:
         answer = read_answer(body, _asked(hidden))
         if not (hidden.token_ids or hidden.logprobs):
             return answer, raw
-        for choice in objects(body.get("choices")):
-            hide(choice, hidden)
+        hid = [hide(choice, hidden) for choice in objects(body.get("choices"))]
+        if not any(hid):
+            return answer, raw
         # vLLM writes whole answers so: the log-probs that a client asked for stay the same to the last digit.
         return answer, json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 

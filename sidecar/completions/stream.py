@@ -13,6 +13,7 @@ from sidecar.chat_answer import Answer, count, mapping, objects, text
 from sidecar.completions.answer import answer_of, hide, read_choice
 from sidecar.completions.request import Asked
 from sidecar.dialect import Json
+from sidecar.held import Held, encoded
 from sidecar.sse import DONE, Event
 
 
@@ -45,7 +46,7 @@ class CompletionsStream:
         """The message of an error event, if one came."""
         self._asked = asked
         self._usage_is_forced = False
-        self._held: list[Json] = []
+        self.held = Held()
         self._head: Json = {}
         self._usage: Json = {}
         self._choices: dict[int, _PartialChoice] = {}
@@ -80,24 +81,17 @@ class CompletionsStream:
             return self.flush() + event.raw
         hide_usage = hidden.usage and not self._usage_is_forced
         if hide_usage and not choices and chunk.get("usage"):
-            return self._release(chunk.get("system_fingerprint"))
-        for choice in choices:
-            hide(choice, hidden)
+            return self.held.release(chunk)
+        hid = [hide(choice, hidden) for choice in choices]
+        raw = None if any(hid) else event.raw
         if hide_usage and any(choice.get("finish_reason") for choice in choices):
-            self._held.append(chunk)
-            return b""
-        return _encode(chunk)
+            return self.held.hold(chunk, raw)
+        waited = self.held.flush() if self._usage_is_forced else b""
+        return waited + (raw or encoded(chunk))
 
     def flush(self) -> bytes:
         """What is held back, for when the stream ends without a usage chunk."""
-        held, self._held = self._held, []
-        return b"".join(map(_encode, held))
-
-    def _release(self, fingerprint: Any) -> bytes:
-        if fingerprint is not None:
-            for chunk in self._held:
-                chunk.setdefault("system_fingerprint", fingerprint)
-        return self.flush()
+        return self.held.flush()
 
     def _read(self, chunk: Json, choices: list[Json]) -> None:
         if "error" in chunk:
@@ -139,7 +133,3 @@ def _grown(values: list[Any] | None, more: list[Any]) -> list[Any]:
         return list(more)
     values.extend(more)
     return values
-
-
-def _encode(chunk: Json) -> bytes:
-    return b"data: " + orjson.dumps(chunk) + b"\n\n"
