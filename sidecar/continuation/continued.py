@@ -65,13 +65,14 @@ class Continued:
         new = self.new if self.before is not None else ids_text(prompt)
         for choice in answer.choices:
             if choice.token_ids is not None and inexact_reason(answer, choice) in (None, "no_logprobs"):
-                memory.add(self.key, talk.answered(choice), self._turn(talk, choice, new, ids_text(choice.token_ids)))
+                turn = self._turn(talk, choice, new, ids_text(choice.token_ids))
+                memory.add(self.key, talk.answered(choice), talk.settings, turn)
 
     def _turn(self, talk: Conversation, choice: Choice, new: str, response: str) -> Turn:
-        thinking = {place: found for place, one in enumerate(talk.messages) if (found := thought(one))}
+        thinking = {place: found for place, one in enumerate(talk.messages) if (found := thought(one).text)}
         if self.before is not None:
             thinking |= self.before.thinking
-        if found := thought(choice.message):
+        if found := thought(choice.message).text:
             thinking[len(talk.messages)] = found
         broken_off = choice.finish_reason == "length" or (choice.finish_reason == "stop" and self.stops)
         return Turn(self.before, new, response, broken_off, thinking)

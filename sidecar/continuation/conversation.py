@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -20,12 +21,19 @@ Json = dict[str, Any]
 RENDERING = ("model", "tools", "chat_template", "chat_template_kwargs", "documents", "reasoning_effort")
 """Fields of a request, beside the messages, that say what the template writes."""
 
+THOUGHT_BEGINS, THOUGHT_ENDS = "<think>", "</think>"
+
 
 @dataclass(frozen=True)
 class Conversation:
-    """The messages of one request."""
+    """The messages of one request, without assistant messages that say nothing and are followed by another.
+
+    Some clients echo an answer of tool calls as two messages, the first of them empty.
+    """
 
     messages: Sequence[Json]
+    settings: bytes
+    """The digest of whatever else says what the template writes."""
     prefixes: tuple[tuple[int, bytes], ...]
     """For every assistant message, from the first: how many messages end with it, and their digest."""
     digest: bytes
@@ -36,32 +44,63 @@ class Conversation:
         return _next(self.digest, choice.message)
 
 
-def conversation(rollout: str, attempt: int, chat: Mapping[str, Any]) -> Conversation | None:
+def conversation(chat: Mapping[str, Any]) -> Conversation | None:
     """What a request holds; None where its messages are not a list of objects (the engine will refuse it)."""
-    messages = chat.get("messages")
-    if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+    given = chat.get("messages")
+    if not isinstance(given, list) or not given or not all(isinstance(one, dict) for one in given):
         return None
     settings = {name: chat.get(name) for name in RENDERING}
     settings["without tools"] = chat.get("tool_choice") == "none"  # which an engine may be told to leave out then
-    digest = blake2b(orjson.dumps([rollout, attempt, settings], option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
-    prefixes = []
+    messages = [
+        one for one, after in pairwise([*given, {}]) if not (_is_answer(one) and _is_answer(after) and _mute(one))
+    ]
+    digest, prefixes = b"", []
     for place, message in enumerate(messages, start=1):
         digest = _next(digest, message)
-        if message.get("role") == "assistant":
+        if _is_answer(message):
             prefixes.append((place, digest))
-    return Conversation(messages, tuple(prefixes), digest)
+    return Conversation(messages, _digest(settings), tuple(prefixes), digest)
 
 
 def _next(digest: bytes, message: Mapping[str, Any]) -> bytes:
-    form = said(message) if message.get("role") == "assistant" else message
-    return blake2b(digest + orjson.dumps(form, option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
+    return _digest(said(message) if _is_answer(message) else message, digest)
+
+
+def _digest(value: Any, before: bytes = b"") -> bytes:
+    return blake2b(before + orjson.dumps(value, option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
+
+
+def _is_answer(message: Mapping[str, Any]) -> bool:
+    return message.get("role") == "assistant"
+
+
+def _mute(message: Mapping[str, Any]) -> bool:
+    return said(message) == ["", [], None] and not thought(message).text
 
 
 def said(message: Mapping[str, Any]) -> list[Any]:
     """What an assistant message says, whatever the spelling: text, and tool calls with their arguments' values."""
     calls = [mapping(call.get("function")) for call in objects(message.get("tool_calls"))]
     named = [[call.get("name"), _arguments(call.get("arguments"))] for call in calls]
-    return [_content(message.get("content")).strip(), named, message.get("function_call") or None]
+    content = _content(message.get("content")).rpartition(THOUGHT_ENDS)[2]
+    return [content.strip(), named, message.get("function_call") or None]
+
+
+@dataclass(frozen=True)
+class Thought:
+    """The thinking that a message shows; empty without any. `aloud`: in its text, as without a reasoning parser."""
+
+    text: str
+    aloud: bool
+
+
+def thought(message: Mapping[str, Any]) -> Thought:
+    """What an assistant message thought."""
+    for name in ("reasoning", "reasoning_content"):
+        if found := text(message.get(name)):
+            return Thought(found.strip(), aloud=False)
+    before, ends, _ = _content(message.get("content")).rpartition(THOUGHT_ENDS)
+    return Thought(before.strip().removeprefix(THOUGHT_BEGINS).strip(), aloud=bool(ends))
 
 
 def _content(content: Any) -> str:
@@ -75,14 +114,6 @@ def _arguments(arguments: Any) -> Any:
         with contextlib.suppress(orjson.JSONDecodeError):
             return orjson.loads(arguments or "{}")
     return arguments
-
-
-def thought(message: Mapping[str, Any]) -> str:
-    """The thinking that a message shows; empty without any."""
-    for name in ("reasoning", "reasoning_content"):
-        if found := text(message.get(name)):
-            return found.strip()
-    return ""
 
 
 def has_media(messages: Sequence[Mapping[str, Any]]) -> bool:

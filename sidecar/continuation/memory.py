@@ -55,12 +55,13 @@ class Turn:
 
 @dataclass
 class _Rollout:
-    turns: dict[bytes, Turn] = field(default_factory=dict)
+    turns: dict[tuple[bytes, bytes], Turn] = field(default_factory=dict)
+    """By the digests of the messages that end with the turn's answer, and of what else is rendered."""
     size: int = 0
 
 
 class Memory:
-    """Turns by rollout and by the digest of the conversation that ends with their answer."""
+    """Turns by rollout and by the conversation that ends with their answer."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit = limit_bytes
@@ -71,16 +72,22 @@ class Memory:
     def __contains__(self, key: Key) -> bool:
         return key in self._rollouts
 
-    def find(self, key: Key, digest: bytes) -> Turn | None:
-        """The newest turn whose conversation has this digest."""
+    def find(self, key: Key, messages: bytes, settings: bytes) -> Turn | None:
+        """The newest turn whose conversation has these digests."""
         rollout = self._rollouts.get(key)
         if rollout is None:
             return None
         self._rollouts.move_to_end(key)
-        return rollout.turns.get(digest)
+        return rollout.turns.get((messages, settings))
 
-    def add(self, key: Key, digest: bytes, turn: Turn) -> None:
-        """Remember a turn, in the place of one with the same digest."""
+    def has(self, key: Key, messages: bytes) -> bool:
+        """Whether there is such a turn, whatever else was rendered."""
+        rollout = self._rollouts.get(key)
+        return rollout is not None and any(known == messages for known, _ in rollout.turns)
+
+    def add(self, key: Key, messages: bytes, settings: bytes, turn: Turn) -> None:
+        """Remember a turn, in the place of one with the same digests."""
+        digest = messages, settings
         rollout = self._rollouts.setdefault(key, _Rollout())
         self._rollouts.move_to_end(key)
         replaced = rollout.turns.get(digest)

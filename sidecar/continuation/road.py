@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 Setting = Literal["auto", "tokens", "off"]
 Json = dict[str, Any]
 
-NO_HISTORY, NOT_AN_EXTENSION, NOTHING_NEW = "no_history", "not_an_extension", "nothing_new"
+NO_HISTORY, NOT_AN_EXTENSION = "no_history", "not_an_extension"
+OTHER_SETTINGS, NOTHING_NEW = "other_settings", "nothing_new"
 EDITED_THINKING, DROPPED_THINKING = "edited_thinking", "dropped_thinking"
 MEDIA, UNUSUAL, TOO_LONG = "media", "unusual_request", "too_long"
 TEMPLATE, UNPROVED, CUT_OFF, OTHER_END, UNRENDERED = "template", "unproved", "cut_off", "other_end", "unrendered"
@@ -56,7 +57,7 @@ class Continuation:
         if known is None and not self._templates.asked(renderer, chat):
             return Continued(UNRENDERED if _has_answer(chat) else None)
         key = (identity.rollout_id, identity.attempt)
-        talk = conversation(*key, chat)
+        talk = conversation(chat)
         if talk is None or has_media(talk.messages):
             return Continued(MEDIA if talk is not None and talk.prefixes else None)
         continued = Continued(None, self._memory, key, talk, stops=bool(chat.get("stop")))
@@ -143,18 +144,22 @@ class Continuation:
     def _before(self, continued: Continued) -> tuple[int, Turn]:
         """The longest known conversation that this one begins with, as its number of messages and its last turn."""
         assert continued.talk is not None  # noqa: S101 - the caller made it
-        for place, digest in reversed(continued.talk.prefixes):
-            if (turn := self._memory.find(continued.key, digest)) is not None:
+        talk, key = continued.talk, continued.key
+        for place, digest in reversed(talk.prefixes):
+            if (turn := self._memory.find(key, digest, talk.settings)) is not None:
                 return place, turn
-        raise _Ordinary(NOT_AN_EXTENSION if continued.key in self._memory else NO_HISTORY)
+        if any(self._memory.has(key, digest) for _, digest in talk.prefixes):
+            raise _Ordinary(OTHER_SETTINGS)
+        raise _Ordinary(NOT_AN_EXTENSION if key in self._memory else NO_HISTORY)
 
     def _check_thinking(self, messages: Sequence[Json], before: Turn, template: Template) -> None:
         """Thinking that the prompt shows may be missing from the messages only where it may stay regardless."""
         for place, message in enumerate(messages):
             given, shown = thought(message), before.thinking.get(place, "")
-            if given and given != shown:
+            if given.text and given.text != shown:
                 raise _Ordinary(EDITED_THINKING)
-            if self.setting != TOKENS and shown and not (given and template.writes_thinking):
+            written = given.text and (given.aloud or template.writes_thinking)
+            if shown and not written and self.setting != TOKENS:
                 raise _Ordinary(DROPPED_THINKING)
 
 

@@ -8,13 +8,19 @@ from typing import Any
 
 import pytest
 from chat_templates import APPEND_ONLY, NO_THINKING, NO_TOOLS, STRIPS_THINKING, TWO_ENDS, WithTemplate, tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
 from sidecar_harness import Harness, listening
 from template_engine import Said, TemplateEngine
+
+from sidecar.continuation.bridge import bridge
+from sidecar.continuation.memory import Memory, Turn
 
 Json = dict[str, Any]
 
 SEA = Said("The sea rises and falls.")
 MOON = Said("With the moon, twice a day.")
+THOUGHT = Said("The sea.", thinking="They ask about the sea.")
 LOOK = Said("", tool_calls=(("look_up", '{"word":"tide","deep":{"b":1,"a":[1,2.5]}}'),))
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
 USER = {"role": "user", "content": "What is a tide?"}
@@ -55,7 +61,7 @@ async def _streamed(answer: Any) -> Json:
     message: Json = {"role": "assistant", "content": ""}
     for line in (await answer.text()).splitlines():
         if line.startswith("data: {"):
-            for choice in json.loads(line[6:])["choices"]:
+            for choice in json.loads(line[6:]).get("choices", []):
                 message |= {name: value for name, value in choice["delta"].items() if value}
     return message
 
@@ -160,6 +166,29 @@ async def test_an_echo_is_known_by_what_it_says(served: Any, echo: str) -> None:
     assert await outcomes(harness, 2) == [None, "tokens"]
 
 
+async def test_an_answer_echoed_as_two_messages_is_one(served: Any) -> None:
+    harness, engine = await served()
+    talk = Talk(harness, engine, tools=[TOOL])
+    answer = await talk.ask(USER, says=LOOK)
+    talk.echo({"role": "assistant", "content": ""})
+    talk.echo(answer)
+    await talk.ask(MORE)
+    known = engine.prompts[0] + engine.sampled(LOOK)
+    assert engine.prompts[1][: len(known)] == known
+    assert text(engine.prompts[1]).count("<|im_start|>assistant") == 2
+
+
+@pytest.mark.parametrize("reasoning_parser", [True, False])
+async def test_thinking_echoed_in_the_text_is_thinking(served: Any, reasoning_parser: bool) -> None:
+    harness, engine = await served(NO_THINKING, reasoning_parser=reasoning_parser)
+    talk = Talk(harness, engine)
+    await talk.ask(USER, says=THOUGHT)
+    talk.echo({"role": "assistant", "content": THOUGHT.text})
+    await talk.ask(MORE)
+    known = engine.prompts[0] + engine.sampled(THOUGHT)
+    assert engine.prompts[1][: len(known)] == known
+
+
 EDITS: dict[str, Any] = {
     "the question": lambda one: [{**USER, "content": "What is the sea?"}, *one[1:]],
     "the answer": lambda one: [one[0], {**one[1], "content": "It rises."}, *one[2:]],
@@ -183,11 +212,11 @@ async def test_edited_history_is_no_extension(served: Any, edit: str) -> None:
 
 
 OTHER_REQUESTS: dict[str, tuple[Json, str]] = {
-    "other tools": ({"tools": [TOOL, TOOL]}, "not_an_extension"),
-    "no tools": ({"tools": None}, "not_an_extension"),
-    "tools forbidden": ({"tool_choice": "none"}, "not_an_extension"),
-    "other variables": ({"chat_template_kwargs": {"enable_thinking": False}}, "not_an_extension"),
-    "another effort": ({"reasoning_effort": "low"}, "not_an_extension"),
+    "other tools": ({"tools": [TOOL, TOOL]}, "other_settings"),
+    "no tools": ({"tools": None}, "other_settings"),
+    "tools forbidden": ({"tool_choice": "none"}, "other_settings"),
+    "other variables": ({"chat_template_kwargs": {"enable_thinking": False}}, "other_settings"),
+    "another effort": ({"reasoning_effort": "low"}, "other_settings"),
     "a truncated prompt": ({"truncate_prompt_tokens": 100}, "unusual_request"),
     "a message to finish": ({"continue_final_message": True, "add_generation_prompt": False}, "unusual_request"),
     "ids of its own": ({"kv_transfer_params": {"prompt_token_ids": [1, 2, 3]}}, "unusual_request"),
@@ -276,9 +305,6 @@ async def test_a_turn_with_an_end_of_its_own_is_rendered_anew(served: Any, says:
     await talk.ask(MORE)
     assert engine.prompts[1] == engine.render(engine.requests[1])
     assert await outcomes(harness, 2) == [None, outcome]
-
-
-THOUGHT = Said("The sea.", thinking="They ask about the sea.")
 
 
 @pytest.mark.parametrize(
@@ -427,6 +453,53 @@ async def test_what_was_cut_off_is_not_gone_on_from(served: Any) -> None:
     talk.echo(await talk.ask(USER, says=Said("The sea", finish_reason="abort")))
     await talk.ask(MORE)
     assert await outcomes(harness, 2) == [None, "no_history"]
+
+
+async def test_a_stream_that_dies_is_not_gone_on_from(served: Any) -> None:
+    harness, engine = await served()
+    talk = Talk(harness, engine, stream=True)
+    engine.die_before_end = True
+    await talk.ask(USER)
+    engine.die_before_end = False
+    talk.echo({"role": "assistant", "content": SEA.content})
+    await talk.ask(MORE)
+    assert await outcomes(harness, 2) == [None, "no_history"]
+
+
+async def test_calls_that_nobody_can_extend_are_not_kept(served: Any) -> None:
+    harness, engine = await served()
+    history: list[Json] = [USER, {"role": "assistant", "content": SEA.content}, MORE]
+    for messages in ([USER], history):
+        engine.says.append(SEA)
+        await (await harness.chat({"messages": messages})).read()
+    assert await outcomes(harness, 2) == [None, None]
+    assert engine.prompts[1] == engine.render(engine.requests[1])
+
+
+def test_memory_is_bounded_by_rollouts_that_were_quiet_longest() -> None:
+    memory = Memory(limit_bytes=5_000)
+    turns: list[Turn] = []
+    for number in range(40):
+        turn = Turn(turns[-1] if turns else None, "1,2,3", "4,5", broken_off=False, thinking={})
+        turns.append(turn)
+        memory.add(("long" if number < 5 else f"r{number}", 0), bytes([number]), b"", turn)
+        assert memory.size <= 5_000
+        assert number >= 9 or memory.find(("long", 0), b"\0", b"") is turns[0]
+    assert ("long", 0) not in memory
+    assert memory.find(("r39", 0), bytes([39]), b"") is turns[39]
+    assert turns[2].tokens == ",".join(["1,2,3,4,5"] * 3)
+    assert (turns[2].last, turns[2].sampled) == (5, 2)
+
+
+@given(st.lists(st.integers(0, 3), max_size=8), st.lists(st.integers(0, 3), max_size=8), st.lists(st.integers(0, 3)))
+def test_the_bridge_begins_where_the_answer_ends(one: list[int], other: list[int], after: list[int]) -> None:
+    end = 9
+    rendered = [1, end, 2, *one, 7, end, *after]
+    changed = [1, end, 2, *other, 8, end, *after]
+    assert bridge(rendered, changed, end, turns=1, closed=True) == after
+    assert bridge(rendered, changed, end, turns=1, closed=False) == [end, *after]
+    assert bridge(rendered, changed, end, turns=2, closed=True) is None
+    assert bridge(rendered, changed, 6, turns=0, closed=True) is None
 
 
 async def test_entries_of_one_policy_agree(harness_for: Any) -> None:

@@ -40,7 +40,7 @@ class Said:
         parts = [f"<think>\n{self.thinking}\n</think>\n\n"] if self.thinking else []
         parts += [self.content] if self.content else []
         parts += [
-            f'<tool_call>\n{{"name":"{name}","arguments":{given}}}\n</tool_call>' for name, given in self.tool_calls
+            f'<tool_call>\n{{"name": "{name}", "arguments": {given}}}\n</tool_call>' for name, given in self.tool_calls
         ]
         return "".join(parts)
 
@@ -58,6 +58,8 @@ class TemplateEngine(FakeVllm):
     max_model_len: int = 1 << 20
     says: list[Said] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
+    die_before_end: bool = False
+    """Break a stream off before its end."""
     rendered: int = 0
     """Calls of `/tokenize`."""
 
@@ -71,7 +73,7 @@ class TemplateEngine(FakeVllm):
         variables = body.get("chat_template_kwargs") or {}
         messages = [_for_template(one) for one in body["messages"]]
         # Each tool as the engine's own data model would dump it.
-        tools = [{"type": "function", "function": one["function"]} for one in body.get("tools") or []] or None
+        tools = [{"type": "function", "function": one.get("function", one)} for one in body.get("tools") or []] or None
         ids: list[int] = self.tokenizer.apply_chat_template(
             messages,
             tools=tools,
@@ -124,6 +126,10 @@ class TemplateEngine(FakeVllm):
         await response.prepare(request)
         for chunk in _chunks(choices, prompt, usage):
             await response.write(b"data: " + json.dumps({**head, **chunk}).encode() + b"\n\n")
+        if self.die_before_end:
+            assert request.transport is not None
+            request.transport.abort()
+            return response
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
@@ -166,7 +172,7 @@ def _for_template(message: Json) -> Json:
     """A message as vLLM hands it to a template: text joined, arguments parsed, thinking under both its names."""
     content = message.get("content") or ""
     if isinstance(content, list):
-        content = "\n".join(one if isinstance(one, str) else one["text"] for one in content)
+        content = "\n".join(one if isinstance(one, str) else one.get("text", "(a picture)") for one in content)
     ready = {**message, "content": content}
     if calls := message.get("tool_calls"):
         functions = [{**one["function"], "arguments": json.loads(one["function"]["arguments"])} for one in calls]
