@@ -33,7 +33,7 @@ async def examine(settings: Settings) -> list[Finding]:
     """All checks, in the order in which a call travels."""
     findings = [await _answers("collector (OTLP)", settings.otlp + "/healthz", "tracegrad collector")]
     findings.append(await _answers("sidecar", settings.sidecar_admin_url + "/healthz", "tracegrad sidecar"))
-    policies = await _policies(settings.sidecar_admin_url)
+    policies = await _policies(settings)
     findings += _engines(policies)
     try:
         findings += await asyncio.to_thread(_stored, settings, policies)
@@ -66,12 +66,14 @@ async def _answers(check: str, url: str, command: str) -> Finding:
         return Finding(check, "fail", f"{url}: {error or type(error).__name__}", f"start it: `{command}`")
 
 
-async def _policies(admin_url: str) -> list[dict[str, Any]]:
+async def _policies(settings: Settings) -> list[dict[str, Any]]:
     """The sidecar's view of its policies; empty when it does not answer, which another check reports."""
+    secret = settings.sidecar.admin_secret
+    headers = {"authorization": f"Bearer {secret.read()}"} if secret is not None else {}
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
-            session.get(admin_url + "/policies") as response,
+            session.get(settings.sidecar_admin_url + "/policies", headers=headers) as response,
         ):
             policies: list[dict[str, Any]] = (await response.json())["policies"]
             return policies

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from tracegrad.errors import SettingsError
 from tracegrad.settings import Settings
@@ -112,6 +112,8 @@ class PublishConfig(_Section):
     sidecar: str = "http://127.0.0.1:8089"
     weights: Path = Path(".tracegrad/weights")
     keep_versions: int = Field(default=3, ge=1)
+    admin_key: SecretStr | None = Field(default=None, exclude=True)
+    """What the sidecar's admin port asks for; of the settings where `sidecar` is. Never recorded."""
 
 
 class TrainConfig(_Section):
@@ -126,8 +128,13 @@ class TrainConfig(_Section):
 
     def completed(self, settings: Settings) -> "TrainConfig":
         """This job, publishing where `settings` say, in so far as the job's own file does not."""
-        follows: dict[str, str | Path] = {"sidecar": settings.sidecar_admin_url, "weights": settings.sidecar.weights}
+        follows: dict[str, Any] = {"sidecar": settings.sidecar_admin_url, "weights": settings.sidecar.weights}
         given = self.publish.model_dump(include=self.publish.model_fields_set)
+        secret = settings.sidecar.admin_secret
+        if self.publish.admin_key is not None:
+            given["admin_key"] = self.publish.admin_key
+        elif "sidecar" not in given and secret is not None:
+            follows["admin_key"] = secret.read()
         return self.model_copy(update={"publish": PublishConfig(**(follows | given))})
 
 

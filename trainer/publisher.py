@@ -29,10 +29,11 @@ class Served:
 class Publisher:
     """One sidecar's admin interface. Every method raises UnreachableError when nobody answers."""
 
-    def __init__(self, sidecar: str) -> None:
+    def __init__(self, sidecar: str, key: str | None = None) -> None:
         if not sidecar.startswith(("http://", "https://")):
             raise SettingsError(f"bad setting publish.sidecar: {sidecar!r} is not an http:// address")
         self._url = sidecar.rstrip("/")
+        self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
 
     def served(self, policy: str) -> Served:
         """What the engines behind the sidecar serve."""
@@ -57,7 +58,7 @@ class Publisher:
         request = urllib.request.Request(  # noqa: S310 - the scheme was checked
             self._url + path,
             data=None if body is None else json.dumps(body).encode(),
-            headers={"content-type": "application/json"},
+            headers=self._headers,
             method=method,
         )
         try:

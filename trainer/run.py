@@ -33,7 +33,8 @@ def opened_job(
 ) -> Iterator[Job]:
     """A job with its connections, and with its lock unless it only looks."""
     directory = JobDirectory(config.engine.checkpoints, config.job)
-    publisher = Publisher(config.publish.sidecar)
+    key = config.publish.admin_key
+    publisher = Publisher(config.publish.sidecar, key.get_secret_value() if key else None)
     store = Store(clickhouse)
     job = Job(config, store, publisher, directory, start_learner)
     try:

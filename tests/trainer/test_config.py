@@ -7,7 +7,7 @@ import pytest
 from tracegrad.errors import SettingsError
 from tracegrad.settings import Settings
 from trainer import config
-from trainer.config import RESERVED, DataConfig
+from trainer.config import RESERVED, DataConfig, TrainConfig
 
 TOML = """
 [data]
@@ -84,3 +84,13 @@ def test_where_to_publish_follows_the_settings_unless_given(tmp_path: Path) -> N
     file.write_text('[engine]\nmodel = "m"\n[publish]\nsidecar = "http://s:1"\nweights = "given"\n')
     publish = config.load(file).completed(chosen).publish
     assert (publish.sidecar, publish.weights) == ("http://s:1", Path("given"))
+
+
+def test_the_admin_ports_key_follows_the_settings_and_is_never_recorded() -> None:
+    settings = Settings.model_validate({"sidecar": {"admin_key": "key-of-admin"}})
+    completed = TrainConfig.model_validate({"engine": {"model": "m"}}).completed(settings)
+    assert completed.publish.admin_key is not None
+    assert completed.publish.admin_key.get_secret_value() == "key-of-admin"
+    assert "key-of-admin" not in completed.model_dump_json()
+    elsewhere = {"engine": {"model": "m"}, "publish": {"sidecar": "http://another:1"}}
+    assert TrainConfig.model_validate(elsewhere).completed(settings).publish.admin_key is None
