@@ -28,12 +28,8 @@ CHAT = {"model": "policy", "messages": []}
 
 
 def configure(directory: Path, fake: FakeVllm, receiver: Receiver, port: int = 0) -> Path:
-    file = directory / "tracegrad.toml"
-    file.write_text(
-        f'otlp = "{receiver.url}"\n[sidecar]\nport = {port}\nadmin_port = 0\ndata = "{directory / "data"}"\n'
-        f'[[model]]\nname = "policy"\nupstream = "{fake.url}"\npolicy = "policy"\napi_key = "sk-secret"\n'
-    )
-    return file
+    model = {"name": "policy", "upstream": fake.url, "policy": "policy", "api_key": "sk-secret"}
+    return configuration(directory, receiver.url, model, port=port)
 
 
 @contextlib.asynccontextmanager
@@ -65,7 +61,8 @@ async def test_a_stopped_sidecar_finishes_its_calls_and_sends_its_spans(
         assert (await answer.read()).endswith(b"data: [DONE]\n\n")
         assert await asyncio.wait_for(process.wait(), 10) == 0
         assert process.stderr is not None
-        assert b"sk-secret" not in await process.stderr.read()
+        said = await process.stderr.read()
+        assert b"sk-secret" not in said
     assert [span.attributes["tracegrad.trainable"] for span in receiver.spans] == [True]
 
 
