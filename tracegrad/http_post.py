@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import urlsplit
 
 IDLE_S = 15.0
@@ -96,8 +97,8 @@ class _Connection(asyncio.Protocol):
         self._answer: asyncio.Future[HttpAnswer] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - of a stream protocol
-        self._transport, self.is_open = transport, True
+        # Of a stream protocol; uvloop's has the methods and not the base class.
+        self._transport, self.is_open = cast(asyncio.Transport, transport), True
 
     async def ask(self, head: bytes, body: bytes) -> HttpAnswer:
         """Send a request and wait for its answer. Raises OSError."""
