@@ -104,6 +104,8 @@ class Call:
             return reason
         if self.version is None:
             return MIXED
+        if self.body.get("use_beam_search"):
+            return NO_LOGPROBS  # a search does not sample
         return None if self.replica is None or self.replica.exact_logprobs else NO_LOGPROBS
 
 
