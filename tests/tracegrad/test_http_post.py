@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+import uvloop
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +42,11 @@ class Server:
                 if answer is None or self.close_after:
                     break
         writer.close()
+
+
+@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"])
+def event_loop_policy(request: pytest.FixtureRequest) -> Any:
+    return request.param()
 
 
 @pytest.fixture
