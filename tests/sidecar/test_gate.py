@@ -191,6 +191,26 @@ async def test_a_stream_that_takes_too_long_ends_with_an_error_event(limited: An
     assert (first.attributes["error.type"], first.attributes["tracegrad.trainable"]) == ("timeout", False)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "last_event"),
+    [
+        ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}, b"event: error\n"),
+        ("/v1/responses", {"input": "Hi"}, b"event: response.failed\n"),
+        ("/v1/completions", {"prompt": "Hi"}, b'data: {"error":'),
+    ],
+)
+async def test_other_apis_end_late_streams_in_their_own_words(
+    limited: Any, fake: FakeVllm, path: str, body: dict[str, Any], last_event: bytes
+) -> None:
+    fake.token_delay_s = 0.15
+    harness = await limited(timeout_s=0.4)
+    answer = await harness.session.post(f"{harness.url}{path}", json={"model": "policy", "stream": True} | body)
+    *_, last, rest = (await answer.read()).split(b"\n\n")
+    assert last.startswith(last_event)
+    assert b"took longer than 0.4 s" in last
+    assert rest == b""
+
+
 async def test_a_client_that_does_not_read_ends_in_time(harness_for: Any) -> None:
     ended = asyncio.Event()
 
