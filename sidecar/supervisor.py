@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from sidecar.access_log import require_writable
 from sidecar.board import Board
@@ -100,7 +101,7 @@ class Supervisor:
         if problems := await self._ask_all("reload", settings=sent, places=dict(places)):
             raise TracegradError("; ".join(problems))
 
-    async def _ask_all(self, do: str, **more: object) -> list[str]:
+    async def _ask_all(self, do: str, **more: Any) -> list[str]:
         answers = await asyncio.gather(
             *(worker.ask(do, **more) for worker in self._workers.values()), return_exceptions=True
         )

@@ -13,7 +13,7 @@ from sidecar.channel import Channel, Message
 from sidecar.exposition import Family
 from tracegrad.errors import TracegradError
 
-ANSWER_S = 10.0
+ANSWER_S, COUNTS_S = 10.0, 2.0
 COMMAND = (sys.executable, "-m", "sidecar.worker")
 
 
@@ -59,7 +59,7 @@ class WorkerHandle:
         await self._reading
         return status
 
-    async def ask(self, do: str, **more: Any) -> Any:
+    async def ask(self, do: str, *, limit_s: float = ANSWER_S, **more: Any) -> Any:
         """Have it do something; its result. Raises TracegradError where it cannot, or has ended."""
         number = next(self._numbers)
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
@@ -68,9 +68,9 @@ class WorkerHandle:
             answer.set_result({"problem": "it has ended"})
         self._channel.send({"id": number, "do": do, **more})
         try:
-            received = await asyncio.wait_for(answer, ANSWER_S)
+            received = await asyncio.wait_for(answer, limit_s)
         except TimeoutError:
-            received = {"problem": f"it does not answer within {ANSWER_S:.0f} s"}
+            received = {"problem": f"it does not answer within {limit_s:.0f} s"}
         finally:
             del self._answers[number]
         if "problem" in received:
@@ -80,7 +80,7 @@ class WorkerHandle:
     async def refresh(self) -> None:
         """Ask for what it has counted. One that ends or hangs keeps what it said last."""
         with contextlib.suppress(TracegradError):
-            self.families = [Family.from_json(one) for one in await self.ask("metrics")]
+            self.families = [Family.from_json(one) for one in await self.ask("metrics", limit_s=COUNTS_S)]
 
     def stop(self) -> None:
         """Have it end in order."""
