@@ -11,9 +11,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from sidecar_harness import listening
+from toy_engine import ToyEngine
+from toy_rollouts import SYSTEM, bytes_per_rollout, chat, play
 
-from sidecar.bench.growth import SYSTEM, bytes_per_rollout, chat, listening, play
-from sidecar.bench.toy_engine import ToyEngine
 from sidecar.messages import input_messages
 from sidecar.server import serve
 from tracegrad.settings import Settings

@@ -1,4 +1,4 @@
-"""An engine without a model, for measurements and tests: prompts of token ids that grow with the messages.
+"""An engine without a model: prompts of token ids that grow with the messages.
 
 A message is a role token, one id for every four characters, and an end token. An answer's ids are those of its text,
 so that the next prompt begins with this one and its answer, if the template is append-only. One that strips thinking

@@ -1,15 +1,14 @@
-"""How many bytes of spans a rollout leaves: with twice the turns there should be twice as many, not four times."""
+"""Rollouts against the toy engine, and how many bytes of spans one leaves."""
 
-import contextlib
 import tempfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from aiohttp import web
+from sidecar_harness import listening
+from toy_engine import TOOL, ToyEngine
 
-from sidecar.bench.toy_engine import TOOL, ToyEngine
 from sidecar.server import serve
 from tracegrad.settings import Settings
 
@@ -17,12 +16,6 @@ Json = dict[str, Any]
 
 SYSTEM = "You answer questions with the help of the documentation. Search before you answer, and name the page. " * 20
 FOUND = "The page says that it depends on the settings, of which there are several. " * 5
-
-
-async def bytes_ratio(turns: int = 16, *, strips_thinking: bool = False) -> float:
-    """The bytes of spans of a rollout of `2 * turns` turns over those of one of `turns`."""
-    short = await bytes_per_rollout(turns, strips_thinking=strips_thinking)
-    return await bytes_per_rollout(2 * turns, strips_thinking=strips_thinking) / short
 
 
 async def bytes_per_rollout(turns: int, *, strips_thinking: bool = False) -> int:
@@ -74,15 +67,3 @@ async def chat(session: aiohttp.ClientSession, url: str, messages: list[Json], *
         response.raise_for_status()
         found: Json = (await response.json())["choices"][0]["message"]
     return found
-
-
-@contextlib.asynccontextmanager
-async def listening(app: web.Application) -> AsyncIterator[str]:
-    """Serve an application on a free port of the loopback."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
