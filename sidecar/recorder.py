@@ -96,9 +96,9 @@ class Recorder:
 
     def _record(self, call: Call) -> None:
         try:
-            call.growth = self._history.grow(
-                call.identity, call.policy or call.model, call.chat(call.body), call.answer
-            )
+            if call.identity.has_company:
+                kind = call.policy or call.model
+                call.growth = self._history.grow(call.identity, kind, call.chat(call.body), call.answer)
             spans = list(call_spans(call))
         except (TypeError, ValueError):
             self._metrics.unrecorded += 1

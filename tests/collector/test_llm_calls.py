@@ -3,13 +3,17 @@
 import json
 import random
 import secrets
+import shutil
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from collector.engine import Engine
+from collector.migrations import FILES, migrate
 from sidecar.call import Call, call_spans
 from sidecar.chat_answer import Answer, Choice, Numbers
 from sidecar.earlier import MOST_FORKS
@@ -199,6 +203,23 @@ def test_forks_from_forks_end_in_a_whole_call(collector: Any) -> None:
     assert sum(told.extends == "" for told in world.told.values()) == 1 + 100 // MOST_FORKS
     send(collector, world.spans)
     check(world, rows(collector, f"rollout_id = '{world.rollout_id}'"))
+
+
+def test_rows_of_an_older_store_read_as_before(tmp_path: Path) -> None:
+    older = tmp_path / "schema"
+    older.mkdir()
+    for file in FILES.glob("000[1-6]_*.sql"):
+        shutil.copy(file, older)
+    with Engine(tmp_path / "store") as engine, engine.connection() as connection:
+        assert migrate(connection, older) == 6
+        connection.query(
+            """INSERT INTO otel.otel_traces (Timestamp, TraceId, SpanId, SpanAttributes) VALUES (now64(9), 't', 's',
+            {'tracegrad.trainable': 'true', 'tracegrad.prompt.token_ids': '[5,6]', 'gen_ai.input.messages': '[{}]'})"""
+        )
+        shown = "SELECT prompt_token_ids, input_messages, trainable, untrainable_reason FROM otel.llm_calls"
+        before = connection.query(shown).body
+        assert migrate(connection) > 6
+        assert connection.query(shown).body == before == b"[5,6]\t[{}]\ttrue\t\n"
 
 
 def _depth(span: Span) -> int:
