@@ -1,12 +1,14 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
 PYTHON ?= python3
 SEED ?= 0
+# Further options of `tracegrad bench`, as in `make bench BENCH="--calls 100000"`.
+BENCH ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install demo test lint format clean
+.PHONY: install demo bench test lint format clean
 
 install: $(INSTALLED)
 
@@ -21,6 +23,9 @@ $(INSTALLED): constraints/torch.txt constraints/cpu.txt pyproject.toml otel-conf
 demo: $(INSTALLED)
 	$(BIN)/tracegrad demo --seed $(SEED)
 
+bench: $(INSTALLED)
+	$(BIN)/tracegrad bench all --report bench-report $(BENCH)
+
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
 
@@ -34,4 +39,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .tracegrad demo-report
+	rm -rf $(VENV) .tracegrad demo-report bench-report

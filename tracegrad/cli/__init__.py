@@ -7,6 +7,7 @@ import sys
 import typer
 
 from tracegrad.cli import (
+    bench,
     collector,
     demo,
     doctor,
@@ -32,7 +33,7 @@ app = typer.Typer(
     help="Trains the AI agents you already run, from their OpenTelemetry traces.",
     epilog="Start with: tracegrad demo",
 )
-for module in (up, sidecar, collector, rollout, reward, train, transitions, sql, doctor, demo):
+for module in (up, sidecar, collector, rollout, reward, train, transitions, sql, doctor, demo, bench):
     name = module.__name__.rpartition(".")[2]
     app.command(name, epilog=module.EXAMPLE, no_args_is_help=False, **getattr(module, "COMMAND_OPTIONS", {}))(
         module.command
