@@ -39,7 +39,8 @@ async def engine(handler: Handler) -> AsyncIterator[str]:
     finally:
         server.close()
         for writer in connected:
-            writer.transport.abort()
+            if not writer.transport.is_closing():
+                writer.transport.abort()
 
 
 async def request_of(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
