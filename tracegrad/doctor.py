@@ -35,6 +35,7 @@ async def examine(settings: Settings) -> list[Finding]:
     findings.append(await _answers("sidecar", settings.sidecar_admin_url + "/healthz", "tracegrad sidecar"))
     policies = await _policies(settings)
     findings += _engines(policies)
+    findings += _continuations(policies)
     try:
         findings += await asyncio.to_thread(_stored, settings, policies)
     except TracegradError as error:
@@ -92,6 +93,18 @@ def _engines(policies: list[dict[str, Any]]) -> Iterator[Finding]:
                 yield Finding(check, "warn", "its weights are changing", "ask again when the publication has ended")
             else:
                 yield Finding(check, "ok", f"serves {policy['name']}@{replica['version']}")
+
+
+def _continuations(policies: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Whether calls that go on where earlier ones ended are prompted with exact tokens."""
+    for policy in policies:
+        told = policy.get("continuation") or {}
+        check = f"exact continuation of {policy['name']}"
+        if told.get("state") in {"tokens", "off"}:
+            yield Finding(check, "ok", f"{told['state']}: {told['why']}")
+        elif told:
+            advice = "set continuation in its [[model]] entry (tokens or off), or start an engine that it can examine"
+            yield Finding(check, "warn", f"{told['state']}: {told['why']}", advice)
 
 
 def _calls(client: Client, sidecar_url: str) -> Iterator[Finding]:
