@@ -19,7 +19,7 @@ from sidecar.failures import DIED, unreachable
 from sidecar.forward import Clients, Inbound, engine_headers, recorded_headers
 from sidecar.policy import Replica
 from sidecar.routes import Route
-from sidecar.upstream import BrokenError, NotSentError
+from tracegrad.http_client import BrokenError, NotSentError
 
 
 async def captured_call(

@@ -15,7 +15,7 @@ from sidecar.forward import Inbound, identity_headers, response_headers
 from sidecar.policy import Replica
 from sidecar.sse import Event, EventReader, EventTooLargeError
 from sidecar.translation import Translation
-from sidecar.upstream import BrokenError, Reply, UpstreamError
+from tracegrad.http_client import BrokenError, HttpError, Reply
 
 NOTHING_HIDDEN = Hidden(token_ids=False, logprobs=False, usage=False)
 
@@ -108,7 +108,7 @@ async def _deliver_stream(
         replica.stream_mark = stream.held.mark
         if not stream.done and stream.error is None:
             raise BrokenError("the stream ended before [DONE]")
-    except (UpstreamError, EventTooLargeError) as error:
+    except (HttpError, EventTooLargeError) as error:
         replica.doubt()
         message = f"upstream at {replica.url} died in the middle of its answer: {error}"
         call.fail(DIED, message)

@@ -11,8 +11,8 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from sidecar.call import Call
-from sidecar.upstream import KEEPALIVE_S, EngineClient
 from tracegrad import names
+from tracegrad.http_client import HttpClient
 
 HOP_BY_HOP = frozenset(
     (
@@ -55,11 +55,15 @@ class Inbound:
         return self.deadline is not None and self.deadline.expired()
 
 
+KEEPALIVE_S = 2.0
+"""Shorter than the 5 s after which vLLM closes an idle connection, so that no request is sent into a closed one."""
+
+
 @dataclass(frozen=True)
 class Clients:
     """The two ways to an upstream: a lean one to engines, a general one to everything else."""
 
-    engines: EngineClient
+    engines: HttpClient
     session: aiohttp.ClientSession
 
 

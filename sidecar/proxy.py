@@ -26,7 +26,7 @@ from sidecar.engine import CONTROL_PATHS
 from sidecar.exposition import Histogram
 from sidecar.facts import Facts
 from sidecar.failures import TIMEOUT
-from sidecar.forward import Clients, Inbound, identity_headers
+from sidecar.forward import KEEPALIVE_S, Clients, Inbound, identity_headers
 from sidecar.gate import Gate
 from sidecar.identity import Target, identify, split_target
 from sidecar.models import list_models, show_model
@@ -37,8 +37,8 @@ from sidecar.recorder import Recorder
 from sidecar.responses.store import ResponseStore
 from sidecar.responses.stored import about_stored, names_response
 from sidecar.routes import Route, Routes
-from sidecar.upstream import EngineClient
 from tracegrad import names
+from tracegrad.http_client import HttpClient
 
 POLICY_PROVIDER = "vllm"
 
@@ -68,7 +68,7 @@ class Proxy:
         """Requests that the gate turned away, by code."""
         self.durations = Histogram()
         self._session = session
-        self._clients = Clients(EngineClient(), session)
+        self._clients = Clients(HttpClient(KEEPALIVE_S), session)
         self._recorder = recorder
         self._prompts = prompts
         self._responses = responses

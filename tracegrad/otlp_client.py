@@ -15,7 +15,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationSc
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 import tracegrad
-from tracegrad.http_post import HttpPoster
+from tracegrad.http_client import HttpClient
 from tracegrad.otlp_request import Record, export_request, rejection, retry_after_s
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,8 @@ after more than a minute), since nothing must block for ever what comes after it
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 5.0
 LONGEST_RETRY_AFTER_S = 300.0
 ANSWER_TIMEOUT_S = 60.0
+KEEPALIVE_S = 15.0
+HEADERS = {"content-type": "application/x-protobuf"}
 
 
 @dataclass
@@ -71,13 +73,13 @@ class OtlpClient:
         self._probe = asyncio.Lock()
         self._wait_s = FIRST_RETRY_S
         self._requests_taken = 0
-        self._poster = HttpPoster(endpoint, "application/x-protobuf")
+        self._http = HttpClient(KEEPALIVE_S)
 
     async def __aenter__(self) -> "OtlpClient":
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._poster.close()
+        self._http.close()
 
     async def deliver(self, path: str, records: Sequence[Record]) -> None:
         """Send records of one kind until none of them is open."""
@@ -143,10 +145,14 @@ class OtlpClient:
 
     async def _post(self, path: str, body: bytes) -> _Answer:
         try:
-            answer = await self._poster.post(path, body, ANSWER_TIMEOUT_S)
+            async with (
+                asyncio.timeout(ANSWER_TIMEOUT_S),
+                self._http.post(self._endpoint, path, HEADERS, body) as answer,
+            ):
+                content = await answer.read()
         except OSError as error:  # a TimeoutError too
             return _Answer(None, f"{type(error).__name__}: {error}")
         if answer.status == 200:
-            return _Answer(200, body=answer.body)
-        text = f"status {answer.status}: {answer.body[:1000].decode(errors='replace')}"
+            return _Answer(200, body=content)
+        text = f"status {answer.status}: {content[:1000].decode(errors='replace')}"
         return _Answer(answer.status, text, retry_after_s=retry_after_s(answer.headers.get("retry-after")))

@@ -195,6 +195,7 @@ async def test_a_file_that_vllm_refuses_leaves_it_serving(harness: Harness, vllm
     answer = await harness.chat({"messages": HELLO, "temperature": 0})
     assert answer.headers["x-tracegrad-policy"] == "policy@2001"
 
+
 async def test_the_engine_tells_what_its_log_probs_are_of(harness_for: Any, vllm_server: Any) -> None:
     pins = {"logprobs_mode": "raw_logprobs", "temperature": 1.0}
     harness = await harness_for(

@@ -1,10 +1,10 @@
-"""A lean HTTP/1.1 client for the engines of policies, where every call pays for each layer.
+"""A lean HTTP/1.1 client for what happens once per model call: asking an engine, exporting spans.
 
-httptools (the parser of Node.js) does the protocol, this file keeps the connections. What a general client offers
-besides (redirects, cookies, decompression, proxies) an engine never needs; providers are reached through aiohttp.
-Invariants: a connection carries one request at a time and is used again only if the answer before it came to its end;
-an answer that is dropped half-read takes its connection along, by which the engine learns that nobody waits; reading
-pauses while the client is slower than the engine.
+httptools (the parser of Node.js) does the protocol, this file keeps the connections. A general client takes four times
+as long for a request, on the event loop that serves agents; what it offers besides (redirects, cookies, decompression,
+proxies) is not needed here. Invariants: a connection carries one request at a time and is used again only if the answer
+before it came to its end; an answer that is dropped half-read takes its connection along, by which the server learns
+that nobody waits; reading pauses while an answer is read more slowly than it comes.
 """
 
 import asyncio
@@ -20,23 +20,21 @@ from urllib.parse import urlsplit
 import httptools
 from multidict import CIMultiDict
 
-KEEPALIVE_S = 2.0
-"""Shorter than the 5 s after which vLLM closes an idle connection, so that no request is sent into a closed one."""
 CONNECT_S = 10.0
 MAX_BUFFERED_BYTES = 1 << 20
 """Of a stream that its client does not read as fast."""
 MAX_HEAD_BYTES = 1 << 18
 
 
-class UpstreamError(Exception):
-    """The engine did not answer, or not to the end."""
+class HttpError(OSError):
+    """The server did not answer, or not to the end."""
 
 
-class NotSentError(UpstreamError):
-    """No connection could be made: the engine saw nothing of the request."""
+class NotSentError(HttpError):
+    """No connection could be made: the server saw nothing of the request."""
 
 
-class BrokenError(UpstreamError):
+class BrokenError(HttpError):
     """The connection ended, or spoke no HTTP, after the request was sent."""
 
 
@@ -71,18 +69,21 @@ class Reply(asyncio.Protocol):
     @property
     def is_reusable(self) -> bool:
         """Whether the answer came to its end and the connection stays open for another request."""
-        return self._complete and self._broken is None and self._stays_open
+        if not (self._complete and self._broken is None and self._stays_open):
+            return False
+        # An answer may come before the request is out: then the rest of the request is still on its way.
+        return self._transport is not None and not self._transport.get_write_buffer_size()
 
     @property
     def is_open(self) -> bool:
-        """Whether an idle connection may still be used."""
-        return self._broken is None and time.monotonic() - self.idle_since < KEEPALIVE_S
+        """Whether the server has not closed the connection, as far as is known."""
+        return self._broken is None
 
-    async def ask(self, request: bytes) -> None:
+    async def ask(self, head: bytes, body: bytes) -> None:
         """Send a request; returns when status and headers are there. Raises BrokenError."""
         assert self._transport is not None  # noqa: S101 - it is connected
         self._begin()
-        self._transport.write(request)
+        self._transport.writelines((head, body))
         while not self._has_head:
             await self._change()
 
@@ -196,10 +197,14 @@ class Reply(asyncio.Protocol):
         self._wake()
 
 
-class EngineClient:
-    """Connections to engines, kept between requests."""
+class HttpClient:
+    """Connections to servers, as many at once as there are requests, kept between requests for `keepalive_s`.
 
-    def __init__(self) -> None:
+    Give less than the time after which the server closes an idle one, so that no request is sent into a closed one.
+    """
+
+    def __init__(self, keepalive_s: float) -> None:
+        self._keepalive_s = keepalive_s
         self._idle: defaultdict[str, list[Reply]] = defaultdict(list)
         self._tls = functools.cache(ssl.create_default_context)
 
@@ -215,7 +220,7 @@ class EngineClient:
         head.append("\r\n")
         reply = await self._connection(url)
         try:
-            await reply.ask("".join(head).encode("utf-8", "surrogateescape") + body)
+            await reply.ask("".join(head).encode("utf-8", "surrogateescape"), body)
             yield reply
         finally:
             if reply.is_reusable:
@@ -224,7 +229,7 @@ class EngineClient:
             else:
                 reply.abort()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close what is idle."""
         for kept in self._idle.values():
             for reply in kept:
@@ -235,7 +240,7 @@ class EngineClient:
         kept = self._idle[url]
         while kept:
             reply = kept.pop()
-            if reply.is_open:
+            if reply.is_open and time.monotonic() - reply.idle_since < self._keepalive_s:
                 return reply
             reply.abort()
         base = urlsplit(url)
@@ -244,6 +249,6 @@ class EngineClient:
         try:
             async with asyncio.timeout(CONNECT_S):
                 _, made = await asyncio.get_running_loop().create_connection(Reply, base.hostname or "", port, ssl=tls)
-        except (OSError, TimeoutError) as error:
+        except (OSError, UnicodeError) as error:  # TimeoutError is an OSError; a host may be no name at all
             raise NotSentError(str(error) or f"no connection within {CONNECT_S:g} s") from error
         return made

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import uvloop
 
-from sidecar.upstream import MAX_BUFFERED_BYTES, MAX_HEAD_BYTES, BrokenError, EngineClient, NotSentError
+from tracegrad.http_client import MAX_BUFFERED_BYTES, MAX_HEAD_BYTES, BrokenError, HttpClient, NotSentError
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -64,7 +64,7 @@ def answering(*answers: bytes) -> tuple[Handler, list[tuple[bytes, bytes]]]:
 
 async def test_a_request_and_its_answer() -> None:
     handler, asked = answering(PLAIN)
-    async with engine(handler) as url, EngineClient().post(url, "/v1/x?y=%20", {"traceparent": "00"}, b"{}") as reply:
+    async with engine(handler) as url, HttpClient(2).post(url, "/v1/x?y=%20", {"traceparent": "00"}, b"{}") as reply:
         assert (reply.status, reply.reason, reply.content_type) == (200, "OK", "text/event-stream")
         assert reply.headers.getall("x-a") == ["1", "café"]
         assert await reply.read() == b"hello"
@@ -85,11 +85,11 @@ async def test_a_connection_is_used_again(answer: bytes) -> None:
         await handler(reader, writer)
 
     async with engine(counted) as url:
-        client = EngineClient()
+        client = HttpClient(2)
         for _ in range(3):
             async with client.post(url, "/", {}, b"{}") as reply:
                 assert len(await reply.read()) == 5
-        await client.close()
+        client.close()
     assert (connections, len(asked)) == (1, 3)
 
 
@@ -104,7 +104,7 @@ async def test_a_connection_is_used_again(answer: bytes) -> None:
 async def test_a_connection_that_ends_with_its_answer_is_not_used_again(answer: bytes) -> None:
     handler, asked = answering(answer)
     async with engine(handler) as url:
-        client = EngineClient()
+        client = HttpClient(2)
         for _ in range(2):
             async with client.post(url, "/", {}, b"{}") as reply:
                 assert await reply.read() == b"hello"
@@ -114,7 +114,7 @@ async def test_a_connection_that_ends_with_its_answer_is_not_used_again(answer: 
 async def test_a_connection_that_the_engine_closed_while_idle_is_not_used() -> None:
     handler, asked = answering(PLAIN)
     async with engine(handler) as url:
-        client = EngineClient()
+        client = HttpClient(2)
         for _ in range(2):
             async with client.post(url, "/", {}, b"{}") as reply:
                 await reply.read()
@@ -138,7 +138,7 @@ async def test_an_answer_that_breaks_off_is_an_error(answer: bytes, problem: str
     handler, _ = answering(answer)
     async with engine(handler) as url:
         with pytest.raises(BrokenError, match=problem):
-            async with EngineClient().post(url, "/", {}, b"{}") as reply:
+            async with HttpClient(2).post(url, "/", {}, b"{}") as reply:
                 await reply.read()
 
 
@@ -147,7 +147,7 @@ async def test_what_came_before_a_break_is_read() -> None:
     async with engine(handler) as url:
         received = b""
         with pytest.raises(BrokenError):
-            async with EngineClient().post(url, "/", {}, b"{}") as reply:
+            async with HttpClient(2).post(url, "/", {}, b"{}") as reply:
                 while piece := await reply.next():
                     received += piece
     assert received in {b"abc", b"abcd"}
@@ -155,8 +155,33 @@ async def test_what_came_before_a_break_is_read() -> None:
 
 async def test_nobody_listening_is_told_apart(free_port: Callable[[], int]) -> None:
     with pytest.raises(NotSentError, match=r"[Cc]onnect"):
-        async with EngineClient().post(f"http://127.0.0.1:{free_port()}", "/", {}, b"{}"):
+        async with HttpClient(2).post(f"http://127.0.0.1:{free_port()}", "/", {}, b"{}"):
             pass
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 70 + ".invalid", "."])
+async def test_a_host_that_is_none_is_told_apart(host: str) -> None:
+    with pytest.raises(NotSentError):
+        async with HttpClient(2).post(f"http://{host}:1", "/", {}, b"{}"):
+            pass
+
+
+async def test_an_answer_that_comes_before_the_request_is_out_is_taken() -> None:
+    connections = 0
+
+    async def hasty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(PLAIN)
+        await asyncio.sleep(30)
+
+    async with engine(hasty) as url:
+        client = HttpClient(2)
+        for _ in range(2):
+            async with client.post(url, "/", {}, bytes(64 << 20)) as reply:
+                assert await reply.read() == b"hello"
+    assert connections == 2
 
 
 async def test_an_answer_that_is_dropped_closes_the_connection() -> None:
@@ -169,7 +194,7 @@ async def test_an_answer_that_is_dropped_closes_the_connection() -> None:
         left.set()
 
     async with engine(endless) as url:
-        async with EngineClient().post(url, "/", {}, b"{}") as reply:
+        async with HttpClient(2).post(url, "/", {}, b"{}") as reply:
             assert await reply.next() == b"abc"
         await asyncio.wait_for(left.wait(), 5)
 
@@ -187,7 +212,7 @@ async def test_an_engine_that_is_faster_than_its_reader_waits() -> None:
             await writer.drain()
             sent += len(piece)
 
-    async with engine(flood) as url, EngineClient().post(url, "/", {}, b"{}") as reply:
+    async with engine(flood) as url, HttpClient(2).post(url, "/", {}, b"{}") as reply:
         received = len(await reply.next())
         before = -1
         while before != sent:
