@@ -7,9 +7,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+from chat_templates import APPEND_ONLY, WithTemplate, tokenizer
 from fake_vllm import FakeVllm
 from sidecar_harness import Harness, listening
 from stand_ins import Receiver, receiver_fixture
+from template_engine import TemplateEngine
 
 from sidecar.server import serve
 from tracegrad.settings import Settings
@@ -67,3 +69,20 @@ def another_fake() -> Any:
             yield state
 
     return start
+
+
+@pytest.fixture
+async def served(harness_for: Any) -> AsyncIterator[Any]:
+    """A function that serves an engine with a chat template (or tokeniser), and a sidecar in front of it."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(
+            template: Any = APPEND_ONLY, setting: str = "auto", name: str = "policy", **engine: Any
+        ) -> tuple[Harness, TemplateEngine]:
+            words = WithTemplate(tokenizer(), template) if isinstance(template, str) else template
+            state = TemplateEngine(tokenizer=words, **engine)
+            state.url = await stack.enter_async_context(listening(state.application()))
+            route = {"name": name, "upstream": state.url, "policy": "policy", "continuation": setting}
+            return await harness_for(route), state
+
+        yield start

@@ -1,93 +1,13 @@
 """Calls that extend earlier ones: what the engine is asked, and what it is not."""
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from chat_templates import APPEND_ONLY, NO_THINKING, NO_TOOLS, STRIPS_THINKING, TWO_ENDS, WithTemplate, tokenizer
-from hypothesis import given
-from hypothesis import strategies as st
-from sidecar_harness import Harness, listening
-from template_engine import Said, TemplateEngine
-
-from sidecar.continuation.bridge import bridge
-from sidecar.continuation.memory import Memory, Turn
-
-Json = dict[str, Any]
-
-SEA = Said("The sea rises and falls.")
-MOON = Said("With the moon, twice a day.")
-THOUGHT = Said("The sea.", thinking="They ask about the sea.")
-LOOK = Said("", tool_calls=(("look_up", '{"word":"tide","deep":{"b":1,"a":[1,2.5]}}'),))
-TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
-USER = {"role": "user", "content": "What is a tide?"}
-MORE = {"role": "user", "content": "And when?"}
-
-
-class Talk:
-    """A client of one rollout that echoes answers as they came, or otherwise."""
-
-    def __init__(self, harness: Harness, engine: TemplateEngine, rollout: str = "r1", **settings: Any) -> None:
-        self.harness, self.engine, self.rollout, self.settings = harness, engine, rollout, settings
-        self.messages: list[Json] = []
-
-    async def ask(self, *messages: Json, says: Said = SEA, **settings: Any) -> Json:
-        """Send what is new; gives the answer's message. It is echoed by `echo`."""
-        self.messages += messages
-        self.engine.says.append(says)
-        body = {"messages": self.messages, **self.settings, **settings}
-        answer = await self.harness.chat(body, at=f"/rollout/{self.rollout}/v1")
-        assert answer.status == 200, await answer.text()
-        if body.get("stream"):
-            return await _streamed(answer)
-        message: Json = (await answer.json())["choices"][0]["message"]
-        return message
-
-    def echo(self, message: Json, **changes: Any) -> None:
-        """Put an answer into the history."""
-        self.messages.append({**message, **changes})
-
-    def branch(self) -> "Talk":
-        """Another run of the same rollout with the same history."""
-        other = Talk(self.harness, self.engine, self.rollout, **self.settings)
-        other.messages = [*self.messages]
-        return other
-
-
-async def _streamed(answer: Any) -> Json:
-    message: Json = {"role": "assistant", "content": ""}
-    for line in (await answer.text()).splitlines():
-        if line.startswith("data: {"):
-            for choice in json.loads(line[6:]).get("choices", []):
-                message |= {name: value for name, value in choice["delta"].items() if value}
-    return message
-
-
-@pytest.fixture
-async def served(harness_for: Any) -> AsyncIterator[Any]:
-    """A function that serves an engine with a template, and a sidecar in front of it."""
-    async with contextlib.AsyncExitStack() as stack:
-
-        async def start(template: str = APPEND_ONLY, setting: str = "auto", **engine: Any) -> tuple[Harness, Any]:
-            state = TemplateEngine(tokenizer=WithTemplate(tokenizer(), template), **engine)
-            state.url = await stack.enter_async_context(listening(state.application()))
-            route = {"name": "policy", "upstream": state.url, "policy": "policy", "continuation": setting}
-            return await harness_for(route), state
-
-        yield start
-
-
-async def outcomes(harness: Harness, count: int) -> list[str | None]:
-    """What the spans say, in the order of the calls."""
-    spans = sorted(await harness.receiver.wait(count), key=lambda span: span.start_ns)
-    return [span.attributes.get("tracegrad.continuation") for span in spans]
-
-
-def text(ids: list[int]) -> str:
-    return str(tokenizer().decode(ids))
+from sidecar_harness import Harness
+from talk import LOOK, MOON, MORE, SEA, TOOL, USER, Json, Talk, outcomes, text
+from template_engine import Said
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -176,17 +96,6 @@ async def test_an_answer_echoed_as_two_messages_is_one(served: Any) -> None:
     known = engine.prompts[0] + engine.sampled(LOOK)
     assert engine.prompts[1][: len(known)] == known
     assert text(engine.prompts[1]).count("<|im_start|>assistant") == 2
-
-
-@pytest.mark.parametrize("reasoning_parser", [True, False])
-async def test_thinking_echoed_in_the_text_is_thinking(served: Any, reasoning_parser: bool) -> None:
-    harness, engine = await served(NO_THINKING, reasoning_parser=reasoning_parser)
-    talk = Talk(harness, engine)
-    await talk.ask(USER, says=THOUGHT)
-    talk.echo({"role": "assistant", "content": THOUGHT.text})
-    await talk.ask(MORE)
-    known = engine.prompts[0] + engine.sampled(THOUGHT)
-    assert engine.prompts[1][: len(known)] == known
 
 
 EDITS: dict[str, Any] = {
@@ -307,53 +216,6 @@ async def test_a_turn_with_an_end_of_its_own_is_rendered_anew(served: Any, says:
     assert await outcomes(harness, 2) == [None, outcome]
 
 
-@pytest.mark.parametrize(
-    ("template", "setting", "kept", "outcome"),
-    [
-        (APPEND_ONLY, "auto", "as it was", "tokens"),
-        (APPEND_ONLY, "auto", "dropped", "dropped_thinking"),
-        (APPEND_ONLY, "auto", "edited", "edited_thinking"),
-        (APPEND_ONLY, "auto", "older name", "tokens"),
-        (APPEND_ONLY, "tokens", "dropped", "tokens"),
-        (APPEND_ONLY, "tokens", "edited", "edited_thinking"),
-        (NO_THINKING, "auto", "as it was", "dropped_thinking"),
-        (NO_THINKING, "tokens", "as it was", "tokens"),
-        (STRIPS_THINKING, "auto", "as it was", "template"),
-        (STRIPS_THINKING, "tokens", "as it was", "tokens"),
-        (STRIPS_THINKING, "tokens", "dropped", "tokens"),
-    ],
-)
-async def test_thinking_stays_or_the_template_rules(
-    served: Any, template: str, setting: str, kept: str, outcome: str
-) -> None:
-    harness, engine = await served(template, setting)
-    talk = Talk(harness, engine)
-    answer = await talk.ask(USER, says=THOUGHT)
-    changed: dict[str, Json] = {
-        "as it was": {},
-        "dropped": {"reasoning": None},
-        "edited": {"reasoning": "Something else."},
-        "older name": {"reasoning": None, "reasoning_content": answer["reasoning"]},
-    }
-    talk.echo(answer, **changed[kept])
-    await talk.ask(MORE)
-    known = engine.prompts[0] + engine.sampled(THOUGHT)
-    assert (engine.prompts[1][: len(known)] == known) == (outcome == "tokens")
-    if outcome != "tokens":
-        assert engine.prompts[1] == engine.render(engine.requests[1])
-    assert await outcomes(harness, 2) == [None, outcome]
-
-
-async def test_thinking_of_long_ago_counts_too(served: Any) -> None:
-    harness, engine = await served()
-    talk = Talk(harness, engine)
-    talk.echo(await talk.ask(USER, says=THOUGHT))
-    talk.echo(await talk.ask(MORE, says=THOUGHT))
-    del talk.messages[1]["reasoning"]
-    await talk.ask(MORE)
-    assert await outcomes(harness, 3) == [None, "tokens", "dropped_thinking"]
-
-
 async def test_pictures_go_by_messages(served: Any) -> None:
     harness, engine = await served()
     talk = Talk(harness, engine)
@@ -371,52 +233,6 @@ async def test_nothing_new_and_too_much(served: Any) -> None:
     engine.max_model_len = 20
     await talk.ask(MORE)
     assert await outcomes(harness, 3) == [None, "nothing_new", "too_long"]
-
-
-STATES: tuple[tuple[str, str, str, str], ...] = (
-    (APPEND_ONLY, "auto", "tokens", "the template is append-only"),
-    (NO_THINKING, "auto", "tokens", "the template is append-only"),
-    (NO_TOOLS, "auto", "tokens", "the template is append-only"),
-    (STRIPS_THINKING, "auto", "refused", "it takes thinking out of earlier answers"),
-    (STRIPS_THINKING, "tokens", "tokens", "the template is not append-only"),
-    (TWO_ENDS, "tokens", "refused", "it ends an answer in different ways"),
-    (APPEND_ONLY, "off", "off", 'continuation = "off"'),
-)
-
-
-@pytest.mark.parametrize("case", STATES)
-async def test_the_admin_port_says_what_calls_will_do(
-    served: Any, caplog: pytest.LogCaptureFixture, case: tuple[str, str, str, str]
-) -> None:
-    template, setting, state, why = case
-    with caplog.at_level("INFO", "sidecar"):
-        harness, engine = await served(template, setting)
-        found = await _state(harness)
-    assert (found["setting"], found["state"]) == (setting, state)
-    assert why in found["why"]
-    lines = [line for line in caplog.messages if line.startswith("continuation policy=policy")]
-    assert len(lines) == (setting != "off")
-    assert all(f"state={state}" in line and why in line for line in lines)
-    if setting == "off":
-        assert engine.rendered == 0
-
-
-async def _state(harness: Harness) -> Json:
-    async with asyncio.timeout(10):
-        while True:
-            told = await (await harness.session.get(f"{harness.admin}/policies")).json()
-            found: Json = told["policies"][0]["continuation"]
-            if found["state"] != "unknown":
-                return found
-            await asyncio.sleep(0.02)
-
-
-async def test_a_template_without_tools_continues_talk(served: Any) -> None:
-    harness, engine = await served(NO_TOOLS)
-    talk = Talk(harness, engine)
-    talk.echo(await talk.ask(USER))
-    await talk.ask(MORE)
-    assert await outcomes(harness, 2) == [None, "tokens"]
 
 
 async def test_an_engine_that_ignores_ids_is_noticed(served: Any) -> None:
@@ -474,32 +290,6 @@ async def test_calls_that_nobody_can_extend_are_not_kept(served: Any) -> None:
         await (await harness.chat({"messages": messages})).read()
     assert await outcomes(harness, 2) == [None, None]
     assert engine.prompts[1] == engine.render(engine.requests[1])
-
-
-def test_memory_is_bounded_by_rollouts_that_were_quiet_longest() -> None:
-    memory = Memory(limit_bytes=5_000)
-    turns: list[Turn] = []
-    for number in range(40):
-        turn = Turn(turns[-1] if turns else None, "1,2,3", "4,5", broken_off=False, thinking={})
-        turns.append(turn)
-        memory.add(("long" if number < 5 else f"r{number}", 0), bytes([number]), b"", turn)
-        assert memory.size <= 5_000
-        assert number >= 9 or memory.find(("long", 0), b"\0", b"") is turns[0]
-    assert ("long", 0) not in memory
-    assert memory.find(("r39", 0), bytes([39]), b"") is turns[39]
-    assert turns[2].tokens == ",".join(["1,2,3,4,5"] * 3)
-    assert (turns[2].last, turns[2].sampled) == (5, 2)
-
-
-@given(st.lists(st.integers(0, 3), max_size=8), st.lists(st.integers(0, 3), max_size=8), st.lists(st.integers(0, 3)))
-def test_the_bridge_begins_where_the_answer_ends(one: list[int], other: list[int], after: list[int]) -> None:
-    end = 9
-    rendered = [1, end, 2, *one, 7, end, *after]
-    changed = [1, end, 2, *other, 8, end, *after]
-    assert bridge(rendered, changed, end, turns=1, closed=True) == after
-    assert bridge(rendered, changed, end, turns=1, closed=False) == [end, *after]
-    assert bridge(rendered, changed, end, turns=2, closed=True) is None
-    assert bridge(rendered, changed, 6, turns=0, closed=True) is None
 
 
 async def test_entries_of_one_policy_agree(harness_for: Any) -> None:

@@ -6,15 +6,13 @@ thinking, on Qwen3's template, which takes thinking out of earlier turns once a 
 beside the checkout, and is skipped where that is not there.
 """
 
-import contextlib
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_templates import APPEND_ONLY, WithTemplate, tokenizer
-from sidecar_harness import Harness, listening
+from chat_templates import APPEND_ONLY
+from sidecar_harness import Harness
 from template_engine import Said, TemplateEngine
 
 from sidecar.chat_stream import ChatStream
@@ -74,19 +72,6 @@ class Rate:
             self.merged += prompts[place][: len(known)] == known
 
 
-@pytest.fixture
-async def served(harness_for: Any) -> AsyncIterator[Any]:
-    async with contextlib.AsyncExitStack() as stack:
-
-        async def start(setting: str, words: Any, **engine: Any) -> tuple[Harness, TemplateEngine]:
-            state = TemplateEngine(tokenizer=words, **engine)
-            state.url = await stack.enter_async_context(listening(state.application()))
-            route = {"name": "*", "upstream": state.url, "policy": "policy", "continuation": setting}
-            return await harness_for(route), state
-
-        yield start
-
-
 def qwen3() -> Any:
     from transformers import AutoTokenizer
 
@@ -130,8 +115,8 @@ RATES: dict[str, tuple[str, str, bool, str, int]] = {
 @pytest.mark.parametrize("case", RATES)
 async def test_recorded_runs_merge(served: Any, case: str) -> None:
     words, setting, odd, thinking, expected = RATES[case]
-    chosen = qwen3() if words == "qwen3" else WithTemplate(tokenizer(), APPEND_ONLY)
-    harness, engine = await served(setting, chosen, odd=odd)
+    chosen = qwen3() if words == "qwen3" else APPEND_ONLY
+    harness, engine = await served(chosen, setting, "*", odd=odd)
     rate = await replayed(harness, engine, thinking)
     assert (rate.pairs, rate.extending, rate.merged) == (PAIRS, EXTENDING, expected)
     page = await (await harness.session.get(f"{harness.admin}/metrics")).text()
@@ -142,7 +127,7 @@ async def test_recorded_runs_merge(served: Any, case: str) -> None:
 @needs_qwen3
 @pytest.mark.parametrize(("setting", "odd", "merged"), [("off", False, 6), ("auto", False, 6), ("tokens", True, 8)])
 async def test_three_questions_with_tools_and_thinking(served: Any, setting: str, odd: bool, merged: int) -> None:
-    harness, engine = await served(setting, qwen3(), odd=odd)
+    harness, engine = await served(qwen3(), setting, "*", odd=odd)
     calls: list[tuple[Json, Said]] = []
     messages: list[Json] = []
     for question in ("What is a tide?", "And a neap tide?", "And a spring tide?"):
