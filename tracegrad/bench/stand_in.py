@@ -24,7 +24,8 @@ from tracegrad.bench import otlp_spans, payload
 
 READ_HEAD = b"\r\n\r\n"
 MODELS = {"object": "list", "data": [{"id": payload.MODEL, "object": "model", "owned_by": "bench"}]}
-GETS = {
+GETS: dict[bytes, object] = {
+    b"/health": {},
     b"/weight_info": {"weight_version": "1"},
     b"/is_paused": {"is_paused": False},
     b"/server_info": {"vllm_config": {"model_config": {"logprobs_mode": "raw_logprobs"}}},
@@ -158,9 +159,9 @@ class Connection(asyncio.Protocol):
         if path == b"/bench/pace":
             self._all.pace(**orjson.loads(body))
             return _response(b"{}")
-        if method == b"GET" and path not in GETS:
+        if method != b"GET" or path not in GETS:
             return _response(b"{}", "404 Not Found")
-        return _response(orjson.dumps(GETS.get(path, {})))
+        return _response(orjson.dumps(GETS[path]))
 
     def _stream(self, events: tuple[bytes, ...]) -> None:
         self._events, self._next = events, 0

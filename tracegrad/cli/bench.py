@@ -3,7 +3,6 @@
 import contextlib
 import json
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -100,11 +99,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
     """SIGTERM ends the block as Ctrl-C does, so that whatever was started is stopped."""
-
-    def end(*_: object) -> None:
-        sys.exit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
