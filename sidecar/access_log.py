@@ -62,7 +62,9 @@ class AccessLog:
         self._thread = threading.Thread(target=self._write_all, name="access-log", daemon=True)
         self._thread.start()
 
-    def note(self, request: web.Request, response: web.StreamResponse | None, visit: Visit, *, stopping: bool) -> None:
+    def note(
+        self, request: web.BaseRequest, response: web.StreamResponse | None, visit: Visit, *, stopping: bool
+    ) -> None:
         """Write a line about a request that has ended. `response` None: it was cut off, or failed."""
         line = orjson.dumps(describe(request, response, visit, self._worker, stopping=stopping)) + b"\n"
         if self._put_bytes - self._taken_bytes + len(line) > MAX_PENDING_BYTES:
@@ -152,7 +154,7 @@ def _open(destination: str) -> int:
 
 
 def describe(
-    request: web.Request, response: web.StreamResponse | None, visit: Visit, worker: int, *, stopping: bool
+    request: web.BaseRequest, response: web.StreamResponse | None, visit: Visit, worker: int, *, stopping: bool
 ) -> dict[str, Any]:
     """One line's object. `bytes_in`: of the body; `bytes_out`: of the whole answer, headers included."""
     call = visit.call

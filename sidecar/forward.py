@@ -31,7 +31,7 @@ X_API_KEY = "x-api-key"
 class Inbound:
     """A model call as it came in. `path`: raw, with its query, without the rollout's prefix."""
 
-    request: web.Request
+    request: web.BaseRequest
     path: str
     raw: bytes = b""
     """The body, as the client sent it or with the prompt that replaced its own."""

@@ -25,7 +25,7 @@ TIMEOUT_S = 15.0
 Listing = dict[str, Any]
 
 
-async def list_models(session: aiohttp.ClientSession, routes: Routes, request: web.Request) -> web.Response:
+async def list_models(session: aiohttp.ClientSession, routes: Routes, request: web.BaseRequest) -> web.Response:
     """`GET /v1/models`: 200 while any upstream answers, else 502."""
     found = await _all_models(session, routes, request)
     if found is None:
@@ -33,7 +33,9 @@ async def list_models(session: aiohttp.ClientSession, routes: Routes, request: w
     return web.Response(body=orjson.dumps({"object": "list", "data": list(found.values())}), headers=JSON)
 
 
-async def show_model(session: aiohttp.ClientSession, routes: Routes, request: web.Request, name: str) -> web.Response:
+async def show_model(
+    session: aiohttp.ClientSession, routes: Routes, request: web.BaseRequest, name: str
+) -> web.Response:
     """`GET /v1/models/{id}`, also for upstreams that have no such path."""
     found = await _all_models(session, routes, request)
     if found is None:
@@ -50,7 +52,7 @@ def _no_list(routes: Routes) -> web.Response:
 
 
 async def _all_models(
-    session: aiohttp.ClientSession, routes: Routes, request: web.Request
+    session: aiohttp.ClientSession, routes: Routes, request: web.BaseRequest
 ) -> dict[str, Listing] | None:
     sources: dict[str, Route] = {}
     for entry in routes.entries:
@@ -76,7 +78,9 @@ def merged(routes: Routes, listed: Mapping[str, Iterable[Listing]]) -> dict[str,
     return found
 
 
-async def _ask(session: aiohttp.ClientSession, route: Route, url: str, request: web.Request) -> list[Listing] | None:
+async def _ask(
+    session: aiohttp.ClientSession, route: Route, url: str, request: web.BaseRequest
+) -> list[Listing] | None:
     headers = request_headers(request.headers, route.authorization)
     headers["accept-encoding"] = "identity"
     try:

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import aiohttp
 import orjson
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from sidecar.access_log import AccessLog, Visit
 from sidecar.anthropic.count import COUNT_PATH, MESSAGES_PATH, count_tokens
@@ -74,23 +74,19 @@ class Proxy:
         self._responses = responses
         self._dialects = dialects(responses)
 
-    def application(self) -> web.Application:
-        """The aiohttp application: one handler for all paths."""
-        app = web.Application(client_max_size=0)  # `read_body` looks after that
-        app.router.add_route("*", "/{path:.*}", self.handle, expect_handler=self.expect)
-        return app
-
-    async def expect(self, request: web.Request) -> None:
+    async def _expect(self, request: web.BaseRequest) -> None:
         """Tell a client that waits with its body to go on, or not."""
         target = split_target(request.raw_path)
         called = target is not None and target.path.partition("?")[0] in self._dialects
         await invite_body(request, self.gate.max_body_bytes if called else self.gate.max_upload_bytes)
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request, and say so in the access log."""
         visit = Visit(time.time_ns())
         response: web.StreamResponse | None = None
         try:
+            if hdrs.EXPECT in request.headers:
+                await self._expect(request)
             response = await self._answer(request, visit)
             if self.access_log is not None:
                 with contextlib.suppress(ConnectionError):  # aiohttp sees it too
@@ -102,7 +98,7 @@ class Proxy:
             if self.access_log is not None:
                 self.access_log.note(request, response, visit, stopping=self.stopping)
 
-    async def _answer(self, request: web.Request, visit: Visit) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest, visit: Visit) -> web.StreamResponse:
         target = split_target(request.raw_path)
         if target is None or not target.path.startswith("/"):
             return openai_error(400, "the rollout id in the path must be printable ASCII without spaces")
@@ -121,7 +117,7 @@ class Proxy:
             self.refusals[refusal.code or str(refusal.status)] += 1
             return _refused(dialect or _FALLBACK, refusal)
 
-    async def _other(self, request: web.Request, target: Target, path: str, caller: Caller) -> web.StreamResponse:
+    async def _other(self, request: web.BaseRequest, target: Target, path: str, caller: Caller) -> web.StreamResponse:
         if request.method == "GET" and path == "/v1/models":
             return await list_models(self._session, self.routes, request)
         if request.method == "GET" and (model := _MODEL_PATH.fullmatch(path)):
@@ -144,7 +140,7 @@ class Proxy:
             raise _too_late(inbound) from None
 
     async def _model_call(
-        self, request: web.Request, target: Target, dialect: Dialect, caller: Caller, visit: Visit
+        self, request: web.BaseRequest, target: Target, dialect: Dialect, caller: Caller, visit: Visit
     ) -> web.StreamResponse:
         visit.call = call = Call(identify(target, request.headers), time.time_ns(), operation=dialect.operation)
         call.tenant, call.agent = caller.tenant, request.headers.get(names.HEADER_AGENT)

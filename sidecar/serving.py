@@ -127,13 +127,9 @@ async def serving(
         proxy.access_log = open_access_log(chosen.access_log, worker)
         running = Serving(settings, worker, routes, fleet, proxy, metrics, delivery)
         stack.push_async_callback(running.close_log)
-        runner = web.AppRunner(
-            proxy.application(),
-            access_log=None,
-            handler_cancellation=True,
-            shutdown_timeout=shutdown_s,
-            lingering_time=LINGER_S,
-        )
+        # One handler for all paths needs no router.
+        server = web.Server(proxy.handle, access_log=None, handler_cancellation=True, lingering_time=LINGER_S)
+        runner = web.ServerRunner(server, shutdown_timeout=shutdown_s)
         stack.push_async_callback(runner.cleanup)
         await runner.setup()
         await web.SockSite(runner, listener, backlog=BACKLOG).start()

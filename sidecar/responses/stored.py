@@ -14,7 +14,7 @@ _PATH = re.compile(r"/v1/responses/(resp_[\w-]+)(/input_items|/cancel)?")
 MAX_PAGE, PAGE = 100, 20
 
 
-def about_stored(store: ResponseStore, tenant: str, request: web.Request, path: str) -> web.Response | None:
+def about_stored(store: ResponseStore, tenant: str, request: web.BaseRequest, path: str) -> web.Response | None:
     """The answer; None where the request is about no response that this tenant has here. Raises Refusal."""
     if (asked := _PATH.fullmatch(path)) is None:
         return None
