@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tracegrad.bench import machine
 from tracegrad.bench.metric import Metric
-from tracegrad.bench.phases import Harness, Phase, alternate
+from tracegrad.bench.phases import Harness, Measured, Phase, alternate
 from tracegrad.bench.plan import Plan
 from tracegrad.bench.sidecar_under_test import sidecar
 
@@ -48,14 +48,12 @@ def compare(bench: Harness, plan: Plan) -> Compared:
     ]
     if apart or not bench.cores.proxy:
         return Compared(metrics)
-    limit = phase.median(
-        ONE, lambda run: None if run.cpu_ms is None else _limit(total, run.cpu_ms, run.harness_cpu_ms, run.seen.per_s)
-    )
-    metrics.insert(1, Metric("two_workers_speedup_limit", limit, f"what {total} cores allow, the load on them too"))
+    limit = phase.compared(TWO, ONE, lambda more, less: _limit(total, more, less))
+    metrics.insert(1, Metric("two_workers_speedup_limit", limit, f"what {total} cores allow, with the load on them"))
     most = "what is left" if limit is None else f"{limit:.2f} times"
     said = (
-        f"two workers shared {total} core{'s' * (total > 1)} with the load, so that a second one cannot bring more "
-        f"than {most}: from {ENOUGH_CORES} cores on each has its own"
+        f"two workers shared {total} core{'s' * (total > 1)} with the load and whatever else ran: a second one cannot "
+        f"bring more than {most} here; from {ENOUGH_CORES} cores on each has its own"
     )
     return Compared(metrics, [said])
 
@@ -66,6 +64,9 @@ def _cpu_ratio(phase: Phase) -> float | None:
     )
 
 
-def _limit(cores: int, cpu_ms: float, harness_cpu_ms: float, per_s: float) -> float:
-    """Calls a second if all cores did nothing but calls, to those of one worker; two workers can at most double it."""
-    return min(2.0, cores * 1e3 / (cpu_ms + harness_cpu_ms) / per_s)
+def _limit(cores: int, more: Measured, less: Measured) -> float | None:
+    """Calls a second if all that others leave of the cores went into calls, to those of one worker; at most double."""
+    if less.cpu_ms is None or more.others_cores is None:
+        return None
+    left = cores - more.others_cores
+    return min(2.0, max(1.0, left * 1e3 / (less.cpu_ms + less.harness_cpu_ms) / less.seen.per_s))
