@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,7 +16,7 @@ from sidecar.messages import input_messages, output_messages, tool_definitions
 from sidecar.policy import Replica, Stamp
 from tracegrad import names
 from tracegrad.otlp import SpanContext
-from tracegrad.otlp_span import SPAN_INTERNAL, SPAN_SERVER, Value, encoded_span
+from tracegrad.otlp_span import SPAN_INTERNAL, SPAN_SERVER, Value, encoded_attributes, encoded_span
 
 NO_LOGPROBS = "no_logprobs"
 PASSTHROUGH, ERROR, MIXED, DISCONNECTED = "passthrough", "error", "mixed_versions", "client_disconnected"
@@ -109,8 +110,26 @@ class Call:
         return None if self.replica is None or self.replica.exact_logprobs else NO_LOGPROBS
 
 
-def call_spans(call: Call) -> Iterator[bytes]:
+def call_spans(call: Call) -> list[bytes]:
     """The call's span, encoded; with several choices, one more per choice, which then carry tokens and verdict."""
+    return [bare + verdict for bare, verdict in zip(bare_spans(call), verdicts(call), strict=True)]
+
+
+def verdicts(call: Call) -> list[bytes]:
+    """By what is known now: what each of `bare_spans` lacks, to be appended to its bytes."""
+    version = call.version if call.policy else None
+    found = [_verdict(version, call.why_untrainable(choice)) for choice in call.answer.choices or (None,)]
+    return found if len(found) < 2 else [*found, b""]
+
+
+@lru_cache(maxsize=64)
+def _verdict(version: int | None, reason: str | None) -> bytes:
+    values: dict[str, Value] = {names.POLICY_VERSION: version, names.TRAINABLE: reason is None}
+    return encoded_attributes({**values, names.UNTRAINABLE_REASON: reason})
+
+
+def bare_spans(call: Call) -> Iterator[bytes]:
+    """The same without the verdicts: which weights sampled it and whether to train on it, which the engine decides."""
     choices = call.answer.choices
     values = _call_values(call)
     if len(choices) > 1:
@@ -161,13 +180,7 @@ def _span(
 
 
 def _choice_values(call: Call, choice: Choice | None) -> dict[str, Value]:
-    reason = call.why_untrainable(choice)
-    values: dict[str, Value] = {
-        names.POLICY_NAME: call.policy,
-        names.POLICY_VERSION: call.version if call.policy else None,
-        names.TRAINABLE: reason is None,
-        names.UNTRAINABLE_REASON: reason,
-    }
+    values: dict[str, Value] = {names.POLICY_NAME: call.policy}
     if choice is not None:
         values[names.CHOICE_INDEX] = choice.index if call.policy else None
         values[names.PROMPT_TOKEN_IDS] = _text(call.answer.prompt_of(choice))

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from sidecar.journal import Journal
 from sidecar.span_store import AnyBatch, SpanStore
 from tracegrad.otlp_client import Delivered, OtlpClient
 from tracegrad.otlp_request import TRACES
@@ -26,6 +27,8 @@ PACE_S = 0.004
 WINDOW_BYTES = 16 << 20
 """What may be under way at once. A collector that acknowledges what is on disk takes its time to answer."""
 MEMORY_BYTES = 64 << 20
+JOURNAL_BYTES = 64 << 20
+"""At most; and no more than a quarter of the spool."""
 TICK_S = 1.0
 ADOPT_TICKS, LOSSES_TICKS = 5, 10
 MOVED_AT_ONCE = 1 << 20
@@ -73,6 +76,8 @@ class Delivery:
         close_timeout_s: float = 10.0,
     ) -> None:
         self.store = SpanStore(directory, spool_bytes=spool_bytes, memory_bytes=memory_bytes)
+        self.journal = Journal(self._place, min(JOURNAL_BYTES, spool_bytes // 4))
+        """Where spans stand until they are put."""
         self._counters = Counters()
         self._client = OtlpClient(endpoint, service, self._counters)
         self._fsync = fsync
@@ -135,6 +140,22 @@ class Delivery:
             self._full.set()
         self._wake.set()
         return True
+
+    def promise(self, size: int) -> bool:
+        """Keep so much room on disk for spans that will be put, until `redeem`. False where there is none."""
+        spool = self.store.spool
+        if self._place() is None or not spool.has_room(size):
+            return False
+        spool.promised_bytes += size
+        return True
+
+    def redeem(self, size: int) -> None:
+        """They are put now."""
+        self.store.spool.promised_bytes -= size
+
+    def _place(self) -> Path | None:
+        """The directory of this process; None while the disk does not work."""
+        return self.store.spool.directory if self.store.disk_problem is None else None
 
     async def flush(self, timeout_s: float) -> bool:
         """Wait until everything is acknowledged. False when `timeout_s` passed first."""

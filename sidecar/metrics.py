@@ -128,6 +128,27 @@ def _spans(delivery: Delivery) -> tuple[Family, ...]:
             (),
             {(): spans.torn},
         ),
+        Family(
+            "spans_recovered_total",
+            "counter",
+            "Spans, among the adopted, of calls with which a process was killed before their version was proved.",
+            (),
+            {(): store.spool.recovered},
+        ),
+        Family(
+            "journal_calls",
+            "gauge",
+            "Calls on disk whose version is being asked for.",
+            (),
+            {(): delivery.journal.calls},
+        ),
+        Family(
+            "journal_skipped_total",
+            "counter",
+            "Calls whose version was asked for while they stood in memory only: the disk did not take them.",
+            (),
+            {(): delivery.journal.skipped},
+        ),
         Family("spool_waiting_bytes", "gauge", "Spans on disk, not sent.", (), {(): store.spool.waiting_bytes}),
         Family("spool_memory_bytes", "gauge", "Spans in memory only, not sent.", (), {(): store.memory.size}),
         Family(

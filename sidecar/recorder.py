@@ -1,27 +1,51 @@
-"""Ends calls: proves the version, builds the spans, queues them. Every call is recorded exactly once.
+"""Ends calls: builds their spans, proves their version, queues them. Every call is recorded exactly once.
 
-Nothing here delays the client: the question to the engine is asked after the answer went out, once for all calls that
-ended meanwhile, and what a question proved is written down a few spans at a time.
+Nothing here delays the client: all of it happens after the answer went out. About a millisecond later a call stands in
+the journal, as unproved, so that killing the process does not lose it. Its engine is asked for the version once for all
+calls that ended meanwhile. What that proved is added to the spans, which go into the spool, and the journal notes it:
+at once, so that a call never comes back which is recorded. Of all this a few calls are done at a time.
+
+Invariant: a later call extends one only if that will be there whatever happens: its spans are in the queue, or they
+stand in the journal and room is kept for them in the spool.
 """
 
 import asyncio
 import logging
 import time
 from collections import deque
+from dataclasses import dataclass
 
-from sidecar.call import DISCONNECTED, Call, call_spans
+from sidecar.call import DISCONNECTED, Call, bare_spans, verdicts
 from sidecar.delivery import Delivery
-from sidecar.history import History
+from sidecar.history import Growth, History
+from sidecar.journal import Place
 from sidecar.metrics import CLIENT_CLOSED, Metrics
 from sidecar.policy import Replica
+from sidecar.spool_segment import HEAD
 
 log = logging.getLogger(__name__)
 
 CONFIRM_LIMIT_S = 120
 """After this a call is recorded as not proved."""
 TICK_S = 0.001
-SHARE = 16
-"""Every tick writes down this part of what waits, and one call at least: a burst would show in agents' latency."""
+SHARE = 4
+"""Every tick does this part of what waits, and one call at least: a burst would show in agents' latency."""
+VERDICT_BYTES = 256
+"""More than a verdict takes."""
+
+
+@dataclass(eq=False, slots=True)
+class _Ended:
+    """A call on its way to its record."""
+
+    call: Call
+    spans: list[bytes] | None = None
+    """Without verdicts; None: not built yet, empty: they could not be."""
+    place: Place | None = None
+    """Where it stands in the journal, if it does."""
+    promised: int = 0
+    """So much room is kept for it: later calls extend it already."""
+    recorded: bool = False
 
 
 class Recorder:
@@ -31,9 +55,12 @@ class Recorder:
         self._delivery = delivery
         self._metrics = metrics
         self._history = History()
-        self._unproved: dict[Replica, list[Call]] = {}
+        self._fresh: deque[_Ended] = deque()
+        """Not in the journal yet."""
+        self._unproved: dict[Replica, list[_Ended]] = {}
+        self._answered: deque[_Ended] = deque()
+        """The engine has spoken, or will not."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._proved: deque[Call] = deque()
         self._tick: asyncio.TimerHandle | None = None
         self._closing = False
 
@@ -43,15 +70,17 @@ class Recorder:
         self._metrics.calls[str(CLIENT_CLOSED if call.error_type == DISCONNECTED else call.status)] += 1
         if call.continuation is not None and call.continuation.outcome is not None:
             self._metrics.continuations[call.policy or "", call.continuation.outcome] += 1
-        replica = call.replica
+        replica, ended = call.replica, _Ended(call)
         if replica is None or call.untrainable is not None or call.start != replica.stamp or self._closing:
-            self._record(call)
+            self._record(ended)
             return
+        self._fresh.append(ended)
+        self._start_tick()
         waiting = self._unproved.get(replica)
         if waiting is not None:
-            waiting.append(call)
+            waiting.append(ended)
             return
-        self._unproved[replica] = [call]
+        self._unproved[replica] = [ended]
         task = asyncio.create_task(self._prove(replica))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -64,48 +93,87 @@ class Recorder:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._write(len(self._proved))
+        if self._tick is not None:
+            self._tick.cancel()
+        for waiting in self._unproved.values():
+            self._answered += waiting
+        self._do(len(self._answered), 0)
+        self._delivery.journal.close()
 
     async def _prove(self, replica: Replica) -> None:
         """Ask the engine once for all calls that ended before the question, until none is left."""
-        while calls := self._unproved[replica]:
+        while waiting := self._unproved[replica]:
             self._unproved[replica] = []
             try:
                 async with asyncio.timeout(CONFIRM_LIMIT_S):
                     end = await replica.confirmed()
-                for call in calls:
-                    call.end = end
+                for ended in waiting:
+                    ended.call.end = end
             except TimeoutError:
                 log.warning("engine did not confirm its version url=%s limit_s=%d", replica.url, CONFIRM_LIMIT_S)
-            except asyncio.CancelledError:
-                self._proved += calls + self._unproved.pop(replica)
-                raise
-            self._proved += calls
-            if self._tick is None:
-                self._tick = asyncio.get_running_loop().call_later(TICK_S, self._write_some)
+            finally:
+                self._answered += waiting
+            self._start_tick()
         del self._unproved[replica]
 
-    def _write_some(self) -> None:
-        self._write(1 + len(self._proved) // SHARE)
-        left = bool(self._proved)
-        self._tick = asyncio.get_running_loop().call_later(TICK_S, self._write_some) if left else None
+    def _start_tick(self) -> None:
+        if self._tick is None:
+            self._tick = asyncio.get_running_loop().call_later(TICK_S, self._do_some)
 
-    def _write(self, count: int) -> None:
-        for _ in range(min(count, len(self._proved))):
-            self._record(self._proved.popleft())
+    def _do_some(self) -> None:
+        self._tick = None
+        self._do(1 + len(self._answered) // SHARE, 1 + len(self._fresh) // SHARE)
+        if self._answered or self._fresh:
+            self._start_tick()
 
-    def _record(self, call: Call) -> None:
+    def _do(self, n_answered: int, n_fresh: int) -> None:
+        """Record some calls and journal some others. One write notes both."""
+        fresh = [one for one in _taken(self._fresh, n_fresh) if not one.recorded and self._build(one)]
+        settled = [place for ended in _taken(self._answered, n_answered) if (place := self._record(ended)) is not None]
+        if not settled and not fresh:
+            return
+        spans = [list(zip(one.spans or (), verdicts(one.call), strict=True)) for one in fresh]
+        for ended, place in zip(fresh, self._delivery.journal.write(spans, settled), strict=True):
+            ended.place = place
+            if place is not None and ended.call.growth is not None:
+                self._promise(ended, ended.call.growth)
+
+    def _promise(self, ended: _Ended, growth: Growth) -> None:
+        size = sum(HEAD + len(span) + VERDICT_BYTES for span in ended.spans or ())
+        if self._delivery.promise(size):
+            ended.promised = size
+            growth.shipped()
+
+    def _build(self, ended: _Ended) -> bool:
+        call = ended.call
         try:
             if call.identity.has_company:
                 kind = call.policy or call.model
                 call.growth = self._history.grow(call.identity, kind, call.chat(call.body), call.answer)
-            spans = list(call_spans(call))
-        except (TypeError, ValueError):
+            ended.spans = list(bare_spans(call))
+        except Exception:  # one odd call must not cost the others
+            ended.spans = []
             self._metrics.unrecorded += 1
             log.exception("call could not be recorded rollout=%s", call.identity.rollout_id)
-            return
+        return bool(ended.spans)
+
+    def _record(self, ended: _Ended) -> Place | None:
+        """Queue the spans: the place in the journal that they do not need any more."""
+        if ended.spans is None:
+            self._build(ended)
+        ended.recorded, call = True, ended.call
+        if not ended.spans:
+            return None
         for choice in call.answer.choices or (None,):
             self._metrics.choices[call.why_untrainable(choice) or ""] += 1
-        queued = [self._delivery.put(span) for span in spans]
-        if call.growth is not None and all(queued):
+        if ended.promised:
+            self._delivery.redeem(ended.promised)
+        whole = [span + verdict for span, verdict in zip(ended.spans, verdicts(call), strict=True)]
+        queued = [self._delivery.put(span) for span in whole]
+        if call.growth is not None and not ended.promised and all(queued):
             call.growth.shipped()
+        return ended.place
+
+
+def _taken(queue: deque[_Ended], count: int) -> list[_Ended]:
+    return [queue.popleft() for _ in range(min(count, len(queue)))]

@@ -14,15 +14,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from sidecar.journal_recovery import recover
+from sidecar.spool_aside import set_aside, set_headless_aside
 from sidecar.spool_segment import HEAD, START, SUFFIX, Batch, DamagedError, Scan, Segment
 from sidecar.spool_slot import Slot, abandoned_slots, take_slot
 
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 4 << 20
-ASIDE = "aside"
-KEPT_ASIDE = 4
-"""So many damaged files are kept for people to look at, the newest."""
 PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN}
 """Errors of reading that say nothing about the file."""
 
@@ -38,7 +37,11 @@ class Spool:
         self.torn = 0
         self.adopted = 0
         """Records that earlier processes left to this one."""
+        self.recovered = 0
+        """Those among them whose process died before their version was proved."""
         self.used_bytes = 0
+        self.promised_bytes = 0
+        """Kept free for records that will come."""
         self._root = root
         self._limit_bytes = limit_bytes
         # An acknowledged file leaves only when the next one is begun: it must not fill the spool on its own.
@@ -60,8 +63,13 @@ class Spool:
     def open(self) -> None:
         """Take a slot, and what is in it. Raises OSError; may be tried again."""
         if self._slot is None:
-            self._slot = take_slot(self._root)
-            self._inherit(self._slot, self._slot.directory)
+            slot = take_slot(self._root)
+            try:
+                self._inherit(slot, slot.directory)
+            except OSError:
+                slot.release()
+                raise
+            self._slot = slot
 
     def close(self) -> None:
         """Let go of the slot; what is not acknowledged stays in it."""
@@ -78,6 +86,11 @@ class Spool:
         if self._slot is not None:
             self._slot.release()
         self._slot = None
+
+    @property
+    def directory(self) -> Path | None:
+        """What is ours alone; None before `open`."""
+        return self._slot.directory if self._slot is not None else None
 
     @property
     def waiting_bytes(self) -> int:
@@ -99,10 +112,14 @@ class Spool:
                     return segment.begun_ns
         return None
 
+    def has_room(self, size: int) -> bool:
+        """Whether the limit allows for so many bytes more."""
+        return self.used_bytes + self.promised_bytes + size <= self._limit_bytes
+
     def append(self, record: bytes) -> None:
         """Write one record, which is not empty. Raises SpoolFullError, and OSError when the disk does not take it."""
         needed = HEAD + len(record)
-        if self.used_bytes + needed > self._limit_bytes:
+        if not self.has_room(needed):
             raise SpoolFullError
         segment = self._current
         if segment is None or (segment.end + needed > self._segment_bytes and segment.end > START):
@@ -207,7 +224,7 @@ class Spool:
         self.used_bytes -= segment.end
         segment.close()
         if segment.damaged:
-            self._set_aside(segment.path)
+            set_aside(segment.path, self._root)
         elif self._spare is None and not segment.inherited and segment.end <= self._segment_bytes:
             self._spare = segment
         else:
@@ -224,6 +241,9 @@ class Spool:
             self._inherit(slot, self._slot.directory)
 
     def _inherit(self, slot: Slot, home: Path) -> None:
+        recovered = recover(slot.directory, self._root)
+        self.recovered += recovered.spans
+        self.torn += recovered.torn
         found = sorted(slot.directory.glob(f"*{SUFFIX}"))
         taken = 0
         for path in found:
@@ -234,7 +254,7 @@ class Spool:
                         break
                     segment.path = path.rename(home / path.name)
             except DamagedError:
-                self._set_aside_headless(path)
+                self.torn += set_headless_aside(path, self._root)
             except OSError as error:
                 log.warning("spool cannot take over file=%s error=%s", path, error)
             else:
@@ -243,27 +263,6 @@ class Spool:
                 taken += segment.waiting_bytes
         if taken:
             log.info("spool takes over what an earlier process left slot=%s bytes=%d", slot.directory.name, taken)
-
-    def _set_aside_headless(self, path: Path) -> None:
-        try:
-            if not path.stat().st_size:
-                path.unlink()  # begun, and nothing was written: nothing is lost
-                return
-        except OSError as error:
-            log.warning("spool cannot look at file=%s error=%s", path, error)
-        self.torn += 1
-        log.error("spool damaged file=%s: no header, the file is set aside", path)
-        self._set_aside(path)
-
-    def _set_aside(self, path: Path) -> None:
-        aside = self._root / ASIDE
-        try:
-            aside.mkdir(exist_ok=True, mode=0o700)
-            path.rename(aside / path.name)
-            for old in sorted(aside.iterdir())[:-KEPT_ASIDE]:
-                old.unlink(missing_ok=True)
-        except OSError as error:
-            log.warning("spool cannot set aside file=%s error=%s", path, error)
 
     async def sync(self) -> None:
         """Have all that was written so far survive a loss of power. Raises OSError."""

@@ -29,9 +29,9 @@ _ACKNOWLEDGED = struct.Struct("<q")
 _ACKNOWLEDGED_AT = _HEADER.size - _ACKNOWLEDGED.size
 MARK = b"\xf5\xc1TG"
 """Begins every record. Not text in UTF-8, so records, which are mostly text, hardly ever hold it."""
-_HEAD = struct.Struct("<4sIIq")
+RECORD_HEAD = struct.Struct("<4sIIq")
 """Mark, checksum, length, when it was put (ns)."""
-START, HEAD = _HEADER.size, _HEAD.size
+START, HEAD = _HEADER.size, RECORD_HEAD.size
 END = bytes(len(MARK))
 
 
@@ -124,7 +124,7 @@ class Segment:
 
     def append(self, record: bytes) -> int:
         """Write one record; the bytes it took. Raises OSError, and then the file is as before."""
-        head = _HEAD.pack(MARK, zlib.crc32(record, self.seed), len(record), time.time_ns())
+        head = RECORD_HEAD.pack(MARK, zlib.crc32(record, self.seed), len(record), time.time_ns())
         try:
             _write(self.opened(), (head, record, END), self.end)
         except OSError:
@@ -142,12 +142,12 @@ class Segment:
         if wanted <= 0:
             return None
         block = os.pread(self.opened(), wanted, self.read)
-        length = _HEAD.unpack_from(block)[2]
+        length = RECORD_HEAD.unpack_from(block)[2]
         if HEAD + length > len(block):
             block = os.pread(self.opened(), HEAD + length, self.read)
         view, at, records = memoryview(block), 0, []
         while at + HEAD <= len(block):
-            mark, _, length, _ = _HEAD.unpack_from(block, at)
+            mark, _, length, _ = RECORD_HEAD.unpack_from(block, at)
             if mark != MARK:
                 raise OSError(errno.EIO, f"no record at {self.read + at} of {self.path}")
             if at + HEAD + length > len(block):
@@ -195,7 +195,7 @@ class Segment:
         head = os.pread(self.opened(), HEAD, self.acknowledged)
         if len(head) < HEAD or not head.startswith(MARK):
             return self.begun_ns
-        return int(_HEAD.unpack(head)[3])
+        return int(RECORD_HEAD.unpack(head)[3])
 
     def opened(self) -> int:
         """The open file. Raises OSError."""
@@ -239,7 +239,7 @@ def _whole(data: memoryview, seed: int, at: int) -> int | None:
     """Where the record at `at` ends; None when none that is whole begins there."""
     if at + HEAD > len(data):
         return None
-    mark, checksum, length, _ = _HEAD.unpack_from(data, at)
+    mark, checksum, length, _ = RECORD_HEAD.unpack_from(data, at)
     stop = int(at + HEAD + length)
     if mark != MARK or stop > len(data) or zlib.crc32(data[at + HEAD : stop], seed) != checksum:
         return None

@@ -44,13 +44,20 @@ def encoded_span(
         b"\x41",
         _fixed64(end_ns),
     ]
-    for key, value in values.items():
-        if value is not None:
-            parts.append(_attribute(key, value))
+    parts += _attributes(values)
     if error is not None:
         parts.append(field(b"\x7a", field(b"\x12", utf8(error)) + bytes((0x18, _STATUS_ERROR))))
     parts.append(_SAMPLED)
     return b"".join(parts)
+
+
+def encoded_attributes(values: Mapping[str, Value]) -> bytes:
+    """Attributes of a span: appended to the bytes of one, they are part of it."""
+    return b"".join(_attributes(values))
+
+
+def _attributes(values: Mapping[str, Value]) -> list[bytes]:
+    return [_attribute(key, value) for key, value in values.items() if value is not None]
 
 
 def _attribute(key: str, value: str | bool | float | Sequence[str]) -> bytes:

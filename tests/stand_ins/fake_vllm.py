@@ -35,6 +35,8 @@ class FakeVllm:
     version: str = "default"
     running: asyncio.Event = field(default_factory=asyncio.Event)
     """Set unless the engine is paused."""
+    telling: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set unless it keeps its version to itself for now."""
     updating: bool = False
     control: list[str] = field(default_factory=list)
     """Control calls in the order in which they came, with their bodies where they matter."""
@@ -66,6 +68,7 @@ class FakeVllm:
 
     def __post_init__(self) -> None:
         self.running.set()
+        self.telling.set()
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=1 << 30)
@@ -87,6 +90,7 @@ class FakeVllm:
         return web.json_response({"object": "list", "data": [{"id": "policy", "object": "model", "owned_by": "vllm"}]})
 
     async def weight_info(self, _: web.Request) -> web.Response:
+        await self.telling.wait()
         return web.json_response({"weight_version": self.version})
 
     async def is_paused(self, _: web.Request) -> web.Response:
