@@ -2,15 +2,15 @@
 
 import asyncio
 import contextlib
-import resource
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from full_disk import full_disk
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -98,17 +98,6 @@ def numbered(count: int, prefix: str = "s") -> list[str]:
 
 def segments(root: Path) -> list[Path]:
     return sorted((root / "spool").glob("*/*.segment"))
-
-
-@contextlib.contextmanager
-def full_disk() -> Iterator[None]:
-    """Every write that would make a file longer than one byte fails in the kernel."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 async def until(condition: Any) -> None:
