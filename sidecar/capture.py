@@ -53,7 +53,9 @@ async def captured_call(
             data = sent
             if route.continuation is not None and capture.native is CHAT and call.identity.has_company:
                 renderer = Renderer(clients.session, replica.url, headers.get("authorization"))
-                call.continuation = await route.continuation.extend(renderer, call.identity, {**capture.body, **fields})
+                call.continuation = await route.continuation.extend(
+                    renderer, call.identity, {**capture.body, **fields}, tenant=call.tenant
+                )
                 if call.continuation is not None and (more := call.continuation.fields):
                     data = with_fields(raw, capture.body, {**fields, **more})
             try:

@@ -1,7 +1,7 @@
 """One recorded choice, as later calls extend it: its place in the tree of its rollout, and its ids.
 
-Invariant: the ids that a call shares with the one it extends end in that one's own part, so they are more than that one
-shares with its own. Whatever ends sooner extends an ancestor.
+Invariants: the ids that a call shares with the one it extends end in that one's own part, so they are more than that
+one shares with its own (whatever ends sooner extends an ancestor); no two calls have the same place in a line.
 """
 
 from dataclasses import dataclass
@@ -32,16 +32,18 @@ class Earlier:
 
     __slots__ = (
         *("span_id", "kind", "n_messages", "tools", "new_ids", "response", "extends", "n_shared", "left_out"),
-        *("root", "line", "forks", "depth", "continued", "_characters", "_whole"),
+        *("root", "line", "forks", "depth", "continued", "n_tokens", "_characters", "_whole"),
     )
 
-    def __init__(self, span_id: str, kind: str, *, n_messages: int, tools: bytes, prompt: str, response: str) -> None:
+    def __init__(
+        self, span_id: str, kind: str, *, n_messages: int, tools: int, prompt: str, response: str, n_tokens: int
+    ) -> None:
         self.span_id = self.root = self.line = span_id
         self.kind = kind
         """The policy or model: ids of one are not those of another."""
         self.n_messages = n_messages
         self.tools = tools
-        """A digest of the tool definitions."""
+        """A mark of the tool definitions."""
         self.new_ids = prompt
         """Those of the prompt that it does not share with the call it extends."""
         self.response = response
@@ -50,11 +52,16 @@ class Earlier:
         self.forks: tuple[str, ...] = ()
         """The lines that begin on the way from the root to here, the last being its own. Empty: it is in the root's."""
         self.continued = False
-        """A later call goes on in its line."""
+        """A later call has the place behind it in its line."""
+        self.n_tokens = n_tokens
+        """Ids of prompt and response."""
         self._whole: str | None = shared_ids.joined(prompt, response)
 
     def extend(self, how: Extension, *, in_line: bool) -> None:
-        """Take the place behind an earlier call: in its line, where that is wanted and free, else in one of its own."""
+        """Take the place behind an earlier call: in its line, where that is wanted and free, else in one of its own.
+
+        The place is taken for good, also should this call be lost: what comes later then begins a line.
+        """
         earlier = how.earlier
         has_ids = bool(self.new_ids)
         if not in_line or earlier.continued or earlier.has_ids != has_ids:
@@ -63,14 +70,10 @@ class Earlier:
             self.forks = (*earlier.forks, self.span_id)
         else:
             self.forks, self.line = earlier.forks, earlier.line
+            earlier.continued = True
         self.extends, self.root, self.depth = earlier, earlier.root, earlier.depth + 1
         self.n_shared, self._characters, self.left_out = how.n_shared, how.characters, how.left_out
         self.new_ids = shared_ids.rest(self.new_ids, how.characters) if how.characters else self.new_ids
-
-    def join(self) -> None:
-        """It is on its way to the store: its place is taken."""
-        if self.extends is not None and self.line == self.extends.line:
-            self.extends.continued = True
 
     @property
     def has_ids(self) -> bool:
@@ -106,9 +109,8 @@ class Earlier:
         return ids
 
 
-def extension_at(earlier: Earlier, ids: str, characters: int, *, with_messages: bool) -> Extension:
+def extension_at(earlier: Earlier, ids: str, characters: int, n_shared: int, *, with_messages: bool) -> Extension:
     """The extension of `earlier`, or of the ancestor in whose own part the shared ids end."""
-    n_shared = shared_ids.count(ids[:characters])
     while earlier.extends is not None and n_shared <= earlier.n_shared:
         with_messages = with_messages and earlier.left_out > 0
         earlier = earlier.extends

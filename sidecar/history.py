@@ -4,24 +4,27 @@ A call extends an earlier one where its messages begin with all of that call's, 
 prompt and response ids (a call without ids: the messages alone; changed messages: the ids alone). Of the calls that fit
 it is the one in whose own part the sharing ends, so that along every path the shared beginnings grow. A *line* is a
 path: the first call that extends another goes on in its line, each further one begins a line of its own. The views of
-the collector's schema put calls together again.
+the collector's schema put calls together again, and show a prompt only where its length and checksum are those stamped
+on the call's span.
 
-Invariants: only what was queued for delivery is extended (`Growth.shipped`); a call that nobody can extend, because
-neither a rollout nor a caller's trace names it, costs nothing; memory is bounded by `max_bytes`, and the rollouts that
-were quiet longest go first. What is not found is recorded whole, which is correct and only larger: after an eviction,
-after a restart, and where a rollout's next call reaches another worker process, since each has a history of its own.
+Invariants: only what was queued for delivery is extended (`Growth.shipped`); one tenant's calls extend only its own; a
+call that nobody can extend, because neither a rollout nor a caller's trace names it, costs nothing; memory is bounded
+by `max_bytes`, and the rollouts that were quiet longest go first. What is not found is recorded whole, which is correct
+and only larger: after an eviction, after a restart, and where a rollout's next call reaches another worker process,
+since each has a history of its own.
 """
 
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from functools import cached_property
 from typing import Any
+from zlib import crc32
 
 import orjson
 
 from sidecar import shared_ids
-from sidecar.chat_answer import Answer
+from sidecar.chat_answer import Answer, Numbers
 from sidecar.earlier import Earlier, Extension, extension_at
 from sidecar.identity import Identity
 from sidecar.messages import input_messages
@@ -42,7 +45,8 @@ MOST_CHOICES = 16
 LARGEST_SHARE = 8
 """A rollout that takes more than this part of the memory is forgotten, not all the others: it may never end."""
 
-Key = tuple[str, int]
+Key = tuple[str, str, int]
+"""A tenant, a rollout, and its attempt."""
 
 
 class Growth:
@@ -96,6 +100,7 @@ class Growth:
             names.EXTENDS_TOOLS: True if entry is self._entries[0] and self.same_tools else None,
             names.EXTENDS_LINE: entry.line if entry.forks else None,
             names.EXTENDS_PATH: orjson.dumps(above).decode() if above else None,
+            **self._given.proof,
         }
 
     def shipped(self) -> None:
@@ -104,40 +109,34 @@ class Growth:
 
 
 class _Given:
-    """What a call was asked, and its digests as far as they are needed."""
+    """What a call was asked. `marks`: of each beginning of its messages, from none to all; `sizes` in bytes.
 
-    def __init__(self, messages: list[Any], tools: Any, kind: str, ids: str) -> None:
+    Python's own hash is keyed and has 64 bits; and messages decide what is shown, token ids what is learned.
+    """
+
+    def __init__(self, messages: list[Any], tools: Any, kind: str, ids: Numbers | None) -> None:
         self.messages = messages
-        self.tools = blake2b(orjson.dumps(tools), digest_size=16).digest() if tools else b""
+        self.tools = hash(orjson.dumps(tools)) if tools else 0
         self.kind = kind
-        self.ids = ids
-        self._begun, self._hasher, self.begun_bytes = 0, blake2b(digest_size=16), 0
+        self.ids, self.n_ids = shared_ids.inner(ids), 0 if ids is None else ids.count
+        self.marks, self.sizes = [0], [0]
+        for message in messages:
+            content = orjson.dumps(message)
+            self.marks.append(hash((self.marks[-1], content)))
+            self.sizes.append(self.sizes[-1] + len(content))
 
-    def message(self, place: int) -> int:
-        """A quick mark of one message."""
-        return hash(orjson.dumps(self.messages[place]))
-
-    def beginning(self, n: int) -> bytes:
-        """The digest of the first `n` messages."""
-        content = orjson.dumps(self.messages[:n])[1:-1]
-        self._begun, self._hasher, self.begun_bytes = n, blake2b(content, digest_size=16), len(content)
-        return self._hasher.digest()
-
-    def digest(self) -> bytes:
-        """The digest of all messages."""
-        if self._begun < len(self.messages):
-            content = orjson.dumps(self.messages[self._begun :])[1:-1]
-            self._hasher.update(b"," + content if self._begun else content)
-            self._begun = len(self.messages)
-        return self._hasher.digest()
+    @cached_property
+    def proof(self) -> dict[str, Value]:
+        """What a prompt that was put together is compared with."""
+        if not self.ids:
+            return {}
+        return {names.PROMPT_LENGTH: self.n_ids, names.PROMPT_CRC32: crc32(f"[{self.ids}]".encode())}
 
 
 @dataclass(eq=False, slots=True)
 class _Rollout:
-    states: dict[tuple[int, bytes], list[Earlier]] = field(default_factory=dict)
-    """Calls by the number and the digest of their messages."""
-    lasts: dict[int, set[int]] = field(default_factory=dict)
-    """By that number, marks of the last message: a glance tells that none can fit."""
+    states: dict[tuple[int, int], list[Earlier]] = field(default_factory=dict)
+    """Calls by the number and the mark of their messages."""
     newest: list[Earlier] = field(default_factory=list)
     n_bytes: int = 0
 
@@ -150,22 +149,24 @@ class History:
         self._max_bytes = max_bytes
         self._rollouts: OrderedDict[Key, _Rollout] = OrderedDict()
 
-    def grow(self, identity: Identity, kind: str, chat: Mapping[str, Any], answer: Answer) -> Growth | None:
+    def grow(
+        self, identity: Identity, chat: Mapping[str, Any], answer: Answer, *, tenant: str, kind: str
+    ) -> Growth | None:
         """How to record a call of a policy or model `kind`. None: whole, and nobody can extend it."""
         messages = chat.get("messages")
         if not identity.has_company or not isinstance(messages, list) or not messages:
             return None
         if any(choice.prompt is not None for choice in answer.choices):
             return None
-        key = (identity.rollout_id, identity.attempt)
-        given = _Given(messages, chat.get("tools"), kind, shared_ids.inner(answer.prompt_token_ids))
+        key = (tenant, identity.rollout_id, identity.attempt)
+        given = _Given(messages, chat.get("tools"), kind, answer.prompt_token_ids)
         rollout = self._rollouts.get(key)
         found = None if rollout is None else _by_messages(rollout, given) or _by_ids(rollout, given)
         alone = len(answer.choices) < 2
         entries: list[Earlier] = []
         for place in range(max(len(answer.choices), 1)):
-            if place and shared_ids.count(given.ids) >= LEAST_TOKENS:
-                found = extension_at(entries[0], given.ids, len(given.ids), with_messages=True)
+            if place and given.n_ids >= LEAST_TOKENS:
+                found = extension_at(entries[0], given.ids, len(given.ids), given.n_ids, with_messages=True)
             span_id = identity.context.span_id if alone else SpanContext.new(b"-").span_id
             sampled = answer.choices[place].token_ids if answer.choices else None
             entry = Earlier(
@@ -175,6 +176,7 @@ class History:
                 tools=given.tools,
                 prompt=given.ids,
                 response=shared_ids.inner(sampled),
+                n_tokens=given.n_ids + (sampled.count if sampled is not None else 0),
             )
             if found is not None:
                 entry.extend(found, in_line=place == 0)
@@ -186,12 +188,8 @@ class History:
         rollout = self._rollouts.setdefault(key, _Rollout())
         self._rollouts.move_to_end(key)
         before = rollout.n_bytes
-        for entry in entries:
-            entry.join()
-            rollout.n_bytes += entry.n_bytes
-        n = len(given.messages)
-        rollout.states.setdefault((n, given.digest()), []).extend(entries)
-        rollout.lasts.setdefault(n, set()).add(given.message(n - 1))
+        rollout.n_bytes += sum(entry.n_bytes for entry in entries)
+        rollout.states.setdefault((len(given.messages), given.marks[-1]), []).extend(entries)
         newest = [*rollout.newest, *entries]
         rollout.newest = newest[-MOST_TRIED:]
         for old in newest[:-MOST_TRIED]:
@@ -208,11 +206,11 @@ def _by_messages(rollout: _Rollout, given: _Given) -> Extension | None:
     """The call with the most messages that these begin with; of equal ones that with the most ids in common."""
     tried = 0
     for n in range(len(given.messages), 0, -1):
-        if n not in rollout.lasts or given.message(n - 1) not in rollout.lasts[n]:
+        found = rollout.states.get((n, given.marks[n]))
+        if found is None:
             continue
-        found = rollout.states.get((n, given.beginning(n)), [])
         fits = [one for one in found[: -MOST_CHOICES - 1 : -1] if one.kind == given.kind]
-        if not given.ids and fits and given.begun_bytes >= LEAST_BYTES:
+        if not given.ids and fits and given.sizes[n] >= LEAST_BYTES:
             return Extension(fits[0], 0, 0, n)
         if (best := _most_shared(fits, given.ids)) is not None:
             return extension_at(*best, with_messages=True)
@@ -231,12 +229,15 @@ def _by_ids(rollout: _Rollout, given: _Given) -> Extension | None:
     return extension_at(*best, with_messages=False)
 
 
-def _most_shared(fits: list[Earlier], ids: str) -> tuple[Earlier, str, int] | None:
-    """Of some calls the one that shares the most ids with a prompt: itself, the prompt, and how many characters."""
-    if not ids:
+def _most_shared(fits: list[Earlier], ids: str) -> tuple[Earlier, str, int, int] | None:
+    """Of some calls the one that shares the most ids with a prompt: itself, the prompt, how many characters and ids."""
+    best, most, whole = None, 0, False
+    for one in fits:
+        if ids and one.has_ids:
+            known = one.ids()
+            if (characters := shared_ids.shared(known, ids)) > most:
+                best, most, whole = one, characters, characters == len(known)
+    if best is None:
         return None
-    shared = [(shared_ids.shared(one.ids(), ids), place) for place, one in enumerate(fits) if one.has_ids]
-    characters, place = max(shared, default=(0, 0), key=lambda pair: (pair[0], -pair[1]))
-    if shared_ids.count(ids[:characters]) < LEAST_TOKENS:
-        return None
-    return fits[place], ids, characters
+    n_shared = best.n_tokens if whole else shared_ids.count(ids[:most])  # counting takes as long as comparing
+    return (best, ids, most, n_shared) if n_shared >= LEAST_TOKENS else None

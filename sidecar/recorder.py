@@ -29,7 +29,7 @@ CONFIRM_LIMIT_S = 120
 """After this a call is recorded as not proved."""
 TICK_S = 0.001
 SHARE = 4
-"""Every tick does this part of what waits, and one call at least: a burst would show in agents' latency."""
+"""Every tick does this part of what waits, and two calls more: a burst would show in agents' latency."""
 VERDICT_BYTES = 256
 """More than a verdict takes."""
 
@@ -122,7 +122,7 @@ class Recorder:
 
     def _do_some(self) -> None:
         self._tick = None
-        self._do(1 + len(self._answered) // SHARE, 1 + len(self._fresh) // SHARE)
+        self._do(2 + len(self._answered) // SHARE, 2 + len(self._fresh) // SHARE)
         if self._answered or self._fresh:
             self._start_tick()
 
@@ -149,7 +149,9 @@ class Recorder:
         try:
             if call.identity.has_company:
                 kind = call.policy or call.model
-                call.growth = self._history.grow(call.identity, kind, call.chat(call.body), call.answer)
+                call.growth = self._history.grow(
+                    call.identity, call.chat(call.body), call.answer, tenant=call.tenant, kind=kind
+                )
             ended.spans = list(bare_spans(call))
         except Exception:  # one odd call must not cost the others
             ended.spans = []

@@ -28,7 +28,7 @@ class Continued:
     """`tokens`, or why not; None where the request holds no earlier answer."""
     memory: Memory | None = None
     """None: nothing is kept of this call, or it was kept."""
-    key: Key = ("", 0)
+    key: Key = ("", "", 0)
     talk: Conversation | None = None
     before: Turn | None = None
     """The turn that the prompt begins with, where the outcome is `tokens`."""

@@ -14,8 +14,8 @@ LIMIT_BYTES = 64 << 20
 OVERHEAD = 400
 """Of one turn, beside its ids."""
 
-Key = tuple[str, int]
-"""A rollout and its attempt."""
+Key = tuple[str, str, int]
+"""A tenant, a rollout, and its attempt."""
 
 
 @dataclass(frozen=True, eq=False)

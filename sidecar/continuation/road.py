@@ -44,19 +44,21 @@ class Continuation:
         self._templates = Templates(self._said)
         self._last: tuple[str, str] | None = None
 
-    async def extend(self, renderer: Renderer, identity: Identity, chat: Mapping[str, Any]) -> Continued | None:
+    async def extend(
+        self, renderer: Renderer, identity: Identity, chat: Mapping[str, Any], *, tenant: str
+    ) -> Continued | None:
         """What the engine is to be asked, for a chat request as it would be sent.
 
         None: switched off, or neither a rollout nor a caller's trace names the call, so that nothing extends it.
         """
-        if self.setting == "off" or (identity.named is None and not identity.parent_span_id):
+        if self.setting == "off" or not identity.has_company:
             return None
         known = self._templates.known(renderer, chat)
         if known is not None and not self._usable(known):
             return Continued(TEMPLATE if _has_answer(chat) else None)
         if known is None and not self._templates.asked(renderer, chat):
             return Continued(UNRENDERED if _has_answer(chat) else None)
-        key = (identity.rollout_id, identity.attempt)
+        key = (tenant, identity.rollout_id, identity.attempt)
         talk = conversation(chat)
         if talk is None or has_media(talk.messages):
             return Continued(MEDIA if talk is not None and talk.prefixes else None)

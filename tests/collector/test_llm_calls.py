@@ -102,7 +102,7 @@ class World:
             )
             sampled = sum(map(len, responses))
             call.answer = Answer("id", "policy", choices, Numbers.of(prompt), len(prompt), sampled)
-        call.growth = self.history.grow(identity, "policy", call.body, call.answer)
+        call.growth = self.history.grow(identity, call.body, call.answer, tenant="", kind="policy")
         assert call.growth is not None
         for encoded in call_spans(call):
             span = Span.FromString(encoded)

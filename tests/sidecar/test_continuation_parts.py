@@ -13,11 +13,11 @@ def test_memory_is_bounded_by_rollouts_that_were_quiet_longest() -> None:
     for number in range(40):
         turn = Turn(turns[-1] if turns else None, "1,2,3", "4,5", broken_off=False, thinking={})
         turns.append(turn)
-        memory.add(("long" if number < 5 else f"r{number}", 0), bytes([number]), b"", turn)
+        memory.add(("", "long" if number < 5 else f"r{number}", 0), bytes([number]), b"", turn)
         assert memory.size <= 5_000
-        assert number >= 9 or memory.find(("long", 0), b"\0", b"") is turns[0]
-    assert ("long", 0) not in memory
-    assert memory.find(("r39", 0), bytes([39]), b"") is turns[39]
+        assert number >= 9 or memory.find(("", "long", 0), b"\0", b"") is turns[0]
+    assert ("", "long", 0) not in memory
+    assert memory.find(("", "r39", 0), bytes([39]), b"") is turns[39]
     assert turns[2].tokens == ",".join(["1,2,3,4,5"] * 3)
     assert (turns[2].last, turns[2].sampled) == (5, 2)
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from typing import Any
+from zlib import crc32
 
 import orjson
 import pytest
@@ -15,7 +16,7 @@ from sidecar import shared_ids
 from sidecar.call import Call
 from sidecar.chat_answer import Answer, Choice, Numbers
 from sidecar.earlier import ENTRY_BYTES
-from sidecar.history import LEAST_TOKENS, History
+from sidecar.history import LEAST_TOKENS, Growth, History
 from sidecar.identity import Target, identify
 from sidecar.metrics import Metrics
 from sidecar.recorder import Recorder
@@ -50,14 +51,18 @@ def answer(prompt: list[int] | None, *responses: list[int]) -> Answer:
     return Answer("a", "policy", choices, None if prompt is None else Numbers.of(prompt))
 
 
+def grown(history: History, messages: list[Json], found: Answer, *, who: Any = None, **changes: Any) -> Growth:
+    kind, tenant = changes.pop("kind", "policy"), changes.pop("tenant", "red")
+    growth = history.grow(who or identity(), {"messages": messages, **changes}, found, tenant=tenant, kind=kind)
+    assert growth is not None
+    return growth
+
+
 def told(
     history: History, messages: list[Json], found: Answer, *, ship: bool = True, **changes: Any
 ) -> Mapping[str, Value]:
     """What the call's span says of an earlier one; of the last choice where there are several."""
-    who = changes.pop("who", None) or identity()
-    kind = changes.pop("kind", "policy")
-    growth = history.grow(who, kind, {"messages": messages, **changes}, found)
-    assert growth is not None
+    growth = grown(history, messages, found, **changes)
     if ship:
         growth.shipped()
     return growth.values(max(len(found.choices) - 1, 0))
@@ -78,6 +83,8 @@ def test_a_call_that_extends_another_holds_what_is_new() -> None:
         names.EXTENDS_LINE: None,
         names.EXTENDS_PATH: None,
         names.PROMPT_TOKEN_IDS: "[3]",
+        names.PROMPT_LENGTH: len(PROMPT) + 3,
+        names.PROMPT_CRC32: crc32(orjson.dumps([*PROMPT, 1, 2, 3])),
     }
 
 
@@ -100,6 +107,7 @@ def test_what_is_not_on_its_way_is_not_extended() -> None:
         {"who": identity("another")},
         {"who": identity("r", attempt=1)},
         {"kind": "another policy"},
+        {"tenant": "blue"},
     ],
 )
 def test_calls_of_others_are_not_extended(other: Json) -> None:
@@ -127,6 +135,27 @@ def test_the_second_to_extend_a_call_begins_a_line_of_its_own() -> None:
     assert values[names.EXTENDS_PATH] is None, "the root's line is before it"
 
 
+def test_calls_that_end_together_have_places_of_their_own() -> None:
+    history = History()
+    told(history, FIRST, answer(PROMPT, [1, 2]))
+    together = [grown(history, MORE, answer([*PROMPT, 1, 2, 3], [sampled])) for sampled in range(4)]
+    places = {(one.values()[names.EXTENDS_LINE], one.values()[names.EXTENDS_DEPTH]) for one in together}
+    assert len(places) == 4
+    assert (None, 1) in places
+    together[2].shipped()
+    later = told(history, [*MORE, *MORE], answer([*PROMPT, 1, 2, 3, 2, 9], [5]))
+    assert later[names.EXTENDS_SPAN_ID] == together[2].context(0, b"").span_id.hex()
+
+
+def test_the_place_of_a_call_that_was_lost_stays_its_own() -> None:
+    history = History()
+    told(history, FIRST, answer(PROMPT, [1, 2]))
+    told(history, MORE, answer([*PROMPT, 1, 2, 3], [4], [5]), ship=False)
+    again = identity()
+    values = told(history, MORE, answer([*PROMPT, 1, 2, 3], [6]), who=again)
+    assert values[names.EXTENDS_LINE] == again.context.span_id.hex()
+
+
 def test_of_several_choices_the_one_that_was_gone_on_from_is_extended() -> None:
     history = History()
     values = told(history, FIRST, answer(PROMPT, [1, 2], [3, 4]))
@@ -152,12 +181,12 @@ def test_tools_are_left_out_only_where_they_are_the_same() -> None:
 
 def test_a_call_that_nobody_can_extend_is_not_remembered() -> None:
     history = History()
-    chat = {"messages": FIRST}
-    assert history.grow(identity(None), "policy", chat, answer(PROMPT, [1])) is None
+    chat, kept = {"messages": FIRST}, {"tenant": "", "kind": "policy"}
+    assert history.grow(identity(None), chat, answer(PROMPT, [1]), **kept) is None
     parent = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
-    growth = history.grow(identity(None, traceparent=parent), "policy", chat, answer(PROMPT, [1]))
+    growth = history.grow(identity(None, traceparent=parent), chat, answer(PROMPT, [1]), **kept)
     assert growth is not None
-    assert history.grow(identity(), "policy", {"prompt": "Hi"}, answer(PROMPT, [1])) is None
+    assert history.grow(identity(), {"prompt": "Hi"}, answer(PROMPT, [1]), **kept) is None
 
 
 def test_memory_is_bounded_and_the_quiet_rollout_goes_first() -> None:
