@@ -97,7 +97,7 @@ class ChatDialect(OpenAIErrors):
     operation = "chat"
     native: Native | None = CHAT
 
-    def open(self, body: Json, caller: Caller) -> Exchange | None:
+    async def open(self, body: Json, caller: Caller) -> Exchange | None:
         """Nothing to translate."""
         return None
 

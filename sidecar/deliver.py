@@ -58,6 +58,7 @@ async def deliver(
     call.answer = _as_seen(call.answer, capture)
     if capture.exchange is not None:
         shown = orjson.dumps(capture.exchange.answer(orjson.loads(shown)))
+        await capture.exchange.settle()
     return _response(upstream, shown, changed=shown is not body)
 
 
@@ -93,7 +94,7 @@ async def _deliver_stream(
     headers.update(identity_headers(call))
     response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
     stream, reader = capture.native.stream(capture.hidden), EventReader()
-    stream.held.mark = replica.stream_mark
+    stream.held.mark = replica.traits.stream_mark
     client = Translation(stream, capture.exchange.writer()) if capture.exchange is not None else stream
     try:
         await response.prepare(inbound.request)
@@ -101,11 +102,16 @@ async def _deliver_stream(
             ready = b"".join([client.pass_on(event) for event in reader.feed(received)])
             if stream.done and call.continuation is not None and call.continuation.waits:
                 call.continuation.answered(stream.answer())
+            if stream.done and capture.exchange is not None:
+                await capture.exchange.settle()
             if ready:
                 await response.write(ready)
         if reader.rest:
-            await response.write(client.pass_on(Event.last(reader.rest)))
-        replica.stream_mark = stream.held.mark
+            ready = client.pass_on(Event.last(reader.rest))
+            if capture.exchange is not None:
+                await capture.exchange.settle()
+            await response.write(ready)
+        replica.traits.streamed(stream.held.told)
         if not stream.done and stream.error is None:
             raise BrokenError("the stream ended before [DONE]")
     except (HttpError, EventTooLargeError) as error:

@@ -103,6 +103,9 @@ class Exchange(Protocol):
     def writer(self) -> StreamWriter:
         """A writer for the streamed answer."""
 
+    async def settle(self) -> None:
+        """Keep what later requests may refer to, once the answer is whole and before its client has its end."""
+
 
 class StreamReader(Protocol):
     """Reads a stream that passes through, for the record."""
@@ -139,7 +142,7 @@ class Dialect(Protocol):
     def error_event(self, message: str, code: str) -> bytes:
         """The same in the middle of a stream: a whole server-sent event."""
 
-    def open(self, body: Json, caller: Caller) -> Exchange | None:
+    async def open(self, body: Json, caller: Caller) -> Exchange | None:
         """Translate a request of a policy. Raises Refusal."""
 
     def as_chat(self, body: Json) -> Json:

@@ -3,21 +3,15 @@
 from sidecar.anthropic.dialect import MessagesDialect
 from sidecar.chat import ChatDialect, EmbeddingsDialect
 from sidecar.completions.dialect import CompletionsDialect
-from sidecar.dialect import Dialect, Native
+from sidecar.dialect import Dialect
 from sidecar.responses.dialect import ResponsesDialect
-from sidecar.responses.store import ResponseStore
-
-
-class _Unread(ChatDialect):
-    operation = "chat"
-    native: Native | None = None
-
+from sidecar.responses.store_thread import StoreThread
 
 MODEL_CALLS = ("/v1/chat/completions", "/v1/embeddings", "/v1/completions", "/v1/responses", "/v1/messages")
 """The paths of model calls. Whatever is not here is forwarded and not recorded."""
 
 
-def dialects(responses: ResponseStore) -> dict[str, Dialect]:
+def dialects(responses: StoreThread) -> dict[str, Dialect]:
     """The API of each path of `MODEL_CALLS`."""
     return {
         "/v1/chat/completions": ChatDialect(),

@@ -34,7 +34,7 @@ from sidecar.openai_error import openai_error
 from sidecar.passthrough import forward, recorded_call
 from sidecar.prompts import Prompts
 from sidecar.recorder import Recorder
-from sidecar.responses.store import ResponseStore
+from sidecar.responses.store_thread import StoreThread
 from sidecar.responses.stored import about_stored, names_response
 from sidecar.routes import Route, Routes
 from tracegrad import names
@@ -57,7 +57,7 @@ class Proxy:
         *,
         gate: Gate,
         prompts: Prompts,
-        responses: ResponseStore,
+        responses: StoreThread,
     ) -> None:
         self.stopping = False
         """Calls cut off from now on were cut off by us, not by their client."""
@@ -122,7 +122,7 @@ class Proxy:
             return await list_models(self._session, self.routes, request)
         if request.method == "GET" and (model := _MODEL_PATH.fullmatch(path)):
             return await show_model(self._session, self.routes, request, unquote(model[1]))
-        if (kept := about_stored(self._responses, caller.tenant, request, path)) is not None:
+        if (kept := await about_stored(self._responses, caller.tenant, request, path)) is not None:
             return kept
         route = self.routes.default
         if route.policy is not None and (missing := names_response(path)):
@@ -183,7 +183,7 @@ class Proxy:
             if dialect.native is not None:
                 capture = Capture(dialect, dialect.native, None, body, inbound.raw)
                 return await captured_call(self._clients, inbound, call, route, capture)
-            if (exchange := dialect.open(body, caller)) is not None:
+            if (exchange := await dialect.open(body, caller)) is not None:
                 call.chat = lambda _: exchange.chat
                 capture = Capture(dialect, CHAT, exchange, exchange.chat, None)
                 return await captured_call(self._clients, inbound, call, route, capture)

@@ -26,6 +26,7 @@ from sidecar.prompts import Prompts
 from sidecar.proxy import Proxy
 from sidecar.recorder import Recorder
 from sidecar.responses.store import ResponseStore
+from sidecar.responses.store_thread import StoreThread
 from sidecar.routes import Routes
 from tracegrad.settings import Settings
 
@@ -114,12 +115,13 @@ async def serving(
         session = await stack.enter_async_context(client_session())
         recorder = Recorder(delivery, metrics)
         stack.push_async_callback(recorder.close, CONFIRM_S)
-        responses = ResponseStore(
+        stored = ResponseStore(
             chosen.data / "responses.sqlite",
             max_count=chosen.stored_responses,
             max_bytes=chosen.stored_responses_bytes,
         )
-        stack.callback(responses.close)
+        responses = StoreThread(stored)
+        stack.push_async_callback(responses.close)
         prompts = Prompts(chosen.data)
         stack.callback(prompts.close)
         proxy = Proxy(routes, session, recorder, gate=gate, prompts=prompts, responses=responses)

@@ -29,6 +29,9 @@ class MessagesExchange:
         """A writer for the streamed message."""
         return MessageWriter()
 
+    async def settle(self) -> None:
+        """Nothing is kept."""
+
 
 class MessagesDialect:
     """Anthropic's Messages API: a policy's calls are translated, a provider's pass."""
@@ -46,7 +49,7 @@ class MessagesDialect:
         """An error event."""
         return error_event(message, code)
 
-    def open(self, body: Json, caller: Caller) -> Exchange | None:
+    async def open(self, body: Json, caller: Caller) -> Exchange | None:
         """The call as a chat completion. Raises Refusal."""
         return MessagesExchange(to_chat(body))
 

@@ -53,7 +53,7 @@ class CompletionsDialect(OpenAIErrors):
     operation = "text_completion"
     native: Native | None = CompletionsNative()
 
-    def open(self, body: Json, caller: Caller) -> Exchange | None:
+    async def open(self, body: Json, caller: Caller) -> Exchange | None:
         """Nothing to translate."""
         return None
 

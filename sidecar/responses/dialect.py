@@ -16,7 +16,8 @@ from sidecar.responses.ids import Ids, response_of
 from sidecar.responses.items import SYSTEM_ROLES, joined_text, kind_of, normalised, unanswered
 from sidecar.responses.record import ResponsesReader, read_response
 from sidecar.responses.request import chat_of
-from sidecar.responses.store import ResponseStore, Stored, StoreError
+from sidecar.responses.store import Stored, StoreError
+from sidecar.responses.store_thread import StoreThread
 from sidecar.responses.stored import unreadable
 from sidecar.responses.stream import ResponsesWriter
 
@@ -24,12 +25,13 @@ from sidecar.responses.stream import ResponsesWriter
 class ResponsesExchange:
     """One call of a policy: a chat completion, and how its answer becomes a response."""
 
-    def __init__(self, store: ResponseStore, tenant: str, asked: Asked, items: list[Json], chat: Json) -> None:
+    def __init__(self, store: StoreThread, tenant: str, asked: Asked, items: list[Json], chat: Json) -> None:
         self.chat = chat
         self._store = store
         self._tenant = tenant
         self._asked = asked
         self._items = items
+        self._unkept: Stored | None = None
 
     def seen_id(self, engine_id: str) -> str:
         """The response's own id, whatever the engine's."""
@@ -45,10 +47,16 @@ class ResponsesExchange:
         """A writer of the response's events."""
         return ResponsesWriter(self._asked, self._keep)
 
+    async def settle(self) -> None:
+        """Store the response, where its client wants it stored."""
+        if (stored := self._unkept) is not None:
+            self._unkept = None
+            await self._store.put(self._tenant, stored)
+
     def _keep(self, response: Json) -> None:
         if self._asked.body.get("store") is not False and response["status"] != "failed":
             previous = text(self._asked.body.get("previous_response_id"))
-            self._store.put(self._tenant, Stored(response["id"], previous, self._items, response))
+            self._unkept = Stored(response["id"], previous, self._items, response)
 
 
 class ResponsesDialect(OpenAIErrors):
@@ -57,7 +65,7 @@ class ResponsesDialect(OpenAIErrors):
     operation = "chat"
     native: Native | None = None
 
-    def __init__(self, store: ResponseStore) -> None:
+    def __init__(self, store: StoreThread) -> None:
         self._store = store
 
     def error(self, refusal: Refusal) -> web.Response:
@@ -73,13 +81,13 @@ class ResponsesDialect(OpenAIErrors):
         data = orjson.dumps({"type": "error", "code": code, "message": message, "param": None, "sequence_number": 0})
         return b"event: error\ndata: " + data + b"\n\n"
 
-    def open(self, body: Json, caller: Caller) -> Exchange | None:
+    async def open(self, body: Json, caller: Caller) -> Exchange | None:
         """The chat completion for a request, with the conversation it continues. Raises Refusal."""
         check(body)
         ids = Ids.new()
         try:
-            earlier = self._earlier(body, caller)
-            items = [self._resolved(item, caller) for item in normalised(body.get("input"), ids)]
+            earlier = await self._earlier(body, caller)
+            items = [await self._resolved(item, caller) for item in normalised(body.get("input"), ids)]
         except StoreError as error:
             raise unreadable(error) from error
         if (call_id := unanswered([*earlier, *items])) is not None:
@@ -117,20 +125,20 @@ class ResponsesDialect(OpenAIErrors):
         items[place] = {**items[place], "content": text}
         return {**body, "input": items}
 
-    def _earlier(self, body: Mapping[str, Any], caller: Caller) -> list[Json]:
+    async def _earlier(self, body: Mapping[str, Any], caller: Caller) -> list[Json]:
         previous = text(body.get("previous_response_id"))
         if not previous:
             return []
-        if (chain := self._store.chain(caller.tenant, previous)) is None:
+        if (chain := await self._store.chain(caller.tenant, previous)) is None:
             message = f"Previous response with id '{previous}' not found."
             raise BadRequest(message, "previous_response_id", "previous_response_not_found")
         return [item for stored in chain for item in (*stored.input, *stored.response["output"])]
 
-    def _resolved(self, item: Json, caller: Caller) -> Json:
+    async def _resolved(self, item: Json, caller: Caller) -> Json:
         if item["type"] != "item_reference":
             return item
         response_id = response_of(item["id"])
-        stored = self._store.get(caller.tenant, response_id) if response_id else None
+        stored = await self._store.get(caller.tenant, response_id) if response_id else None
         kept: Sequence[Json] = (*stored.input, *stored.response["output"]) if stored else ()
         for one in kept:
             if one["id"] == item["id"]:

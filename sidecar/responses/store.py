@@ -1,8 +1,9 @@
 """Stored responses: what `previous_response_id`, item references and `GET /v1/responses/{id}` refer to.
 
 One SQLite file, shared by all worker processes and kept over restarts. A row holds only its own turn; a conversation
-is the chain of rows. Each tenant sees its own rows alone and keeps at most so many rows and bytes: the longest unused
-go first, and using a response uses all that it continues. The file is opened at the first use.
+is the chain of rows. Each tenant sees its own rows alone and keeps at most so many rows and bytes: of the responses
+that no other continues the longest unused go first, so that whatever is there can be continued. Storing a turn touches
+its own row and the one before, however long the conversation is. The file is opened at the first use.
 """
 
 import contextlib
@@ -26,29 +27,32 @@ LOCK_WAIT_S = 2.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (  -- one row: one response of one tenant
     tenant TEXT NOT NULL, id TEXT NOT NULL, previous TEXT, used INTEGER NOT NULL, size INTEGER NOT NULL,
+    continued INTEGER NOT NULL DEFAULT 0,  -- how many rows continue it
     input BLOB NOT NULL, response BLOB NOT NULL, PRIMARY KEY (tenant, id)
 );
-CREATE INDEX IF NOT EXISTS responses_by_use ON responses (tenant, used);
+CREATE INDEX IF NOT EXISTS last_turns_by_use ON responses (tenant, used) WHERE continued = 0;
 CREATE TABLE IF NOT EXISTS held (  -- one row: what one tenant holds
     tenant TEXT PRIMARY KEY, n INTEGER NOT NULL, size INTEGER NOT NULL
 );
 CREATE TRIGGER IF NOT EXISTS responses_added AFTER INSERT ON responses BEGIN
     INSERT INTO held VALUES (new.tenant, 1, new.size)
     ON CONFLICT (tenant) DO UPDATE SET n = n + 1, size = size + new.size;
+    UPDATE responses SET continued = continued + 1 WHERE tenant = new.tenant AND id = new.previous;
 END;
 CREATE TRIGGER IF NOT EXISTS responses_removed AFTER DELETE ON responses BEGIN
     UPDATE held SET n = n - 1, size = size - old.size WHERE tenant = old.tenant;
+    UPDATE responses SET continued = continued - 1 WHERE tenant = old.tenant AND id = old.previous;
 END;
 """
 
-_USE_CHAIN = """
-WITH RECURSIVE chain (id, previous) AS (
-    SELECT id, previous FROM responses WHERE tenant = :tenant AND id = :id
-    UNION ALL
-    SELECT earlier.id, earlier.previous
-    FROM chain JOIN responses AS earlier ON earlier.tenant = :tenant AND earlier.id = chain.previous
-)
-UPDATE responses SET used = :used WHERE tenant = :tenant AND id IN (SELECT id FROM chain)
+_ADD = """
+INSERT INTO responses (tenant, id, previous, used, size, input, response)
+VALUES (:tenant, :id, :previous, :used, :size, :input, :response)
+"""
+
+_EVICT = """
+DELETE FROM responses WHERE rowid =
+    (SELECT rowid FROM responses WHERE tenant = ? AND continued = 0 ORDER BY used, rowid LIMIT 1)
 """
 
 _READ_CHAIN = """
@@ -79,7 +83,7 @@ class Stored:
 
 
 class ResponseStore:
-    """The stored responses of all tenants. To be used from one thread."""
+    """The stored responses of all tenants. To be used from one thread: it may wait, for the disk or another process."""
 
     def __init__(self, file: Path, *, max_count: int, max_bytes: int) -> None:
         self.lost = 0
@@ -100,11 +104,7 @@ class ResponseStore:
             return
         try:
             with self._transaction(writes=True) as db:
-                db.execute(
-                    "INSERT INTO responses VALUES (:tenant, :id, :previous, :used, :size, :input, :response)",
-                    row | {"input": given, "response": response},
-                )
-                db.execute(_USE_CHAIN, row)
+                db.execute(_ADD, row | {"input": given, "response": response})
                 self._evict(db, tenant)
         except StoreError as error:
             self.lost += 1
@@ -142,11 +142,7 @@ class ResponseStore:
             n, size = db.execute("SELECT n, size FROM held WHERE tenant = ?", (tenant,)).fetchone()
             if n <= self._max_count and size <= self._max_bytes:
                 return
-            db.execute(
-                "DELETE FROM responses WHERE rowid = "
-                "(SELECT rowid FROM responses WHERE tenant = ? ORDER BY used, rowid LIMIT 1)",
-                (tenant,),
-            )
+            db.execute(_EVICT, (tenant,))
 
     @contextlib.contextmanager
     def _transaction(self, *, writes: bool = False) -> Iterator[sqlite3.Connection]:

@@ -8,26 +8,27 @@ from aiohttp import web
 
 from sidecar.dialect import Refusal
 from sidecar.openai_error import JSON
-from sidecar.responses.store import ResponseStore, Stored, StoreError
+from sidecar.responses.store import Stored, StoreError
+from sidecar.responses.store_thread import StoreThread
 
 _PATH = re.compile(r"/v1/responses/(resp_[\w-]+)(/input_items|/cancel)?")
 MAX_PAGE, PAGE = 100, 20
 
 
-def about_stored(store: ResponseStore, tenant: str, request: web.BaseRequest, path: str) -> web.Response | None:
+async def about_stored(store: StoreThread, tenant: str, request: web.BaseRequest, path: str) -> web.Response | None:
     """The answer; None where the request is about no response that this tenant has here. Raises Refusal."""
     if (asked := _PATH.fullmatch(path)) is None:
         return None
     method = request.method
     try:
-        if method == "DELETE" and asked[2] is None and store.delete(tenant, asked[1]):
+        if method == "DELETE" and asked[2] is None and await store.delete(tenant, asked[1]):
             return _json({"id": asked[1], "object": "response.deleted", "deleted": True})
-        if (stored := store.get(tenant, asked[1])) is None:
+        if (stored := await store.get(tenant, asked[1])) is None:
             return None
         if method == "GET" and asked[2] is None:
             return _show(stored, request.query)
         if method == "GET" and asked[2] == "/input_items":
-            return _list_input(store.chain(tenant, asked[1]) or [stored], request.query)
+            return _list_input(await store.chain(tenant, asked[1]) or [stored], request.query)
     except StoreError as error:
         raise unreadable(error) from error
     if method == "POST" and asked[2] == "/cancel":

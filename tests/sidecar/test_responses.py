@@ -282,8 +282,9 @@ async def test_an_aborted_answer_has_failed(client: openai.AsyncOpenAI, harness:
 async def test_a_system_prompt_is_read_and_replaced_wherever_it_stands(harness: Harness) -> None:
     from sidecar.responses.dialect import ResponsesDialect
     from sidecar.responses.store import ResponseStore
+    from sidecar.responses.store_thread import StoreThread
 
-    dialect = ResponsesDialect(ResponseStore(harness.weights / "unused", max_count=1, max_bytes=1))
+    dialect = ResponsesDialect(StoreThread(ResponseStore(harness.weights / "unused", max_count=1, max_bytes=1)))
     user = {"role": "user", "content": "Hi"}
     developer = {"role": "developer", "content": [{"type": "input_text", "text": "Old."}]}
     for body, found, replaced in (

@@ -11,6 +11,7 @@ from sidecar_harness import Harness, listening
 from sidecar.responses.dialect import ResponsesDialect
 from sidecar.responses.record import ResponsesReader, read_response
 from sidecar.responses.store import ResponseStore
+from sidecar.responses.store_thread import StoreThread
 from sidecar.sse import Event, EventReader
 
 RECORDED = Path(__file__).parents[2] / "../shared/fixtures/openai_http/interactions.jsonl"
@@ -72,7 +73,7 @@ def test_a_status_is_a_finish_reason(changed: dict[str, Any], reason: str | None
 def test_what_is_odd_is_left_out() -> None:
     for odd in ({}, {"output": 7, "usage": []}, {"output": [{"type": "message", "content": "x"}, 3], "status": []}):
         read_response(odd)
-    dialect = ResponsesDialect(ResponseStore(Path("/nonexistent"), max_count=1, max_bytes=1))
+    dialect = ResponsesDialect(StoreThread(ResponseStore(Path("/nonexistent"), max_count=1, max_bytes=1)))
     for body in (
         {},
         {"input": 7, "tools": 7, "text": 7, "reasoning": 7, "include": 7, "tool_choice": {"type": "allowed_tools"}},
@@ -160,7 +161,7 @@ async def test_a_recorded_exchange_has_its_facts_in_the_span(harness_for: Any, k
 
 @needs_recordings
 def test_every_recorded_exchange_is_read() -> None:
-    dialect = ResponsesDialect(ResponseStore(Path("/nonexistent"), max_count=1, max_bytes=1))
+    dialect = ResponsesDialect(StoreThread(ResponseStore(Path("/nonexistent"), max_count=1, max_bytes=1)))
     read = 0
     for line in RECORDED.read_text(encoding="utf-8").splitlines():
         one = json.loads(line)

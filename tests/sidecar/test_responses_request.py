@@ -1,5 +1,6 @@
 """Responses requests as chat completions: what is translated, what is passed on, what is refused."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from sidecar.dialect import Caller
 from sidecar.responses.checks import BadRequest
 from sidecar.responses.dialect import ResponsesDialect
 from sidecar.responses.store import ResponseStore
+from sidecar.responses.store_thread import StoreThread
 
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}
 SUB = {"type": "function", "name": "sub", "description": "Subtracts.", "parameters": None}
@@ -21,11 +23,11 @@ USER = {"role": "user", "content": "Hi"}
 
 @pytest.fixture
 def dialect(tmp_path: Path) -> ResponsesDialect:
-    return ResponsesDialect(ResponseStore(tmp_path / "responses.sqlite", max_count=9, max_bytes=1 << 20))
+    return ResponsesDialect(StoreThread(ResponseStore(tmp_path / "responses.sqlite", max_count=9, max_bytes=1 << 20)))
 
 
 def chat(dialect: ResponsesDialect, **body: Any) -> dict[str, Any]:
-    exchange = dialect.open({"model": "policy", "input": "Hi"} | body, Caller())
+    exchange = asyncio.run(dialect.open({"model": "policy", "input": "Hi"} | body, Caller()))
     assert exchange is not None
     return exchange.chat
 

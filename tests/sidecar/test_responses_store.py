@@ -1,5 +1,8 @@
 """Stored responses: bounded, each tenant's own, kept over restarts and shared between processes."""
 
+import asyncio
+import contextlib
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -125,3 +128,48 @@ async def test_answers_go_on_where_nothing_can_be_stored(harness_for: Any, fake:
         assert caught.value.status_code == 503
         with pytest.raises(openai.InternalServerError, match="cannot be read"):
             await client.responses.retrieve(response.id)
+
+
+def test_storing_a_turn_touches_only_the_one_before(file: Path) -> None:
+    store = opened(file, max_count=1000)
+    for number in range(300):
+        store.put("a", turn(number, number - 1 if number else None))
+    with sqlite3.connect(file) as db:
+        written = db.execute("SELECT id, used FROM responses").fetchall()
+    store.put("a", turn(300, 299))
+    with sqlite3.connect(file) as db:
+        assert set(written) < set(db.execute("SELECT id, used FROM responses").fetchall())
+    assert len(store.chain("a", "resp_300") or []) == 301
+
+
+def test_a_conversation_goes_from_its_end(file: Path) -> None:
+    store = opened(file, max_count=4)
+    for number, previous in ((1, None), (2, 1), (3, 2), (4, None)):
+        store.put("a", turn(number, previous))
+    store.put("a", turn(5, 4))
+    assert store.get("a", "resp_3") is None
+    assert ids(store.chain("a", "resp_2")) == ["resp_1", "resp_2"]
+    assert store.delete("a", "resp_5")
+    store.put("a", turn(6, 1))
+    store.put("a", turn(7, 6))
+    assert ids(store.chain("a", "resp_7")) == ["resp_1", "resp_6", "resp_7"]
+    assert store.get("a", "resp_2") is None, "the longest unused of those that nothing continues"
+
+
+async def test_a_locked_file_keeps_no_other_call_waiting(harness: Harness, tmp_path: Path) -> None:
+    async def respond() -> int:
+        asked = {"model": "policy", "input": "Hi"}
+        async with harness.session.post(f"{harness.url}/v1/responses", json=asked) as answer:
+            await answer.read()
+            return answer.status
+
+    assert await respond() == 200
+    file = tmp_path / "data" / "responses.sqlite"
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.create_task(respond())
+        for _ in range(5):
+            assert (await harness.chat({})).status == 200
+        assert not waiting.done(), "it waits for the file, alone"
+        db.execute("ROLLBACK")
+    assert await waiting == 200
