@@ -118,7 +118,10 @@ async def test_both_serve_are_counted_together_and_end_together(
     assert "sk-secret" not in running.said.read_text()
 
 
-async def test_a_killed_worker_costs_its_calls_in_flight_and_is_replaced(started: Any, receiver: Receiver) -> None:
+async def test_a_killed_worker_costs_its_calls_in_flight_and_is_replaced(
+    started: Any, fake: FakeVllm, receiver: Receiver
+) -> None:
+    fake.token_delay_s = 0.004  # so that a call is on disk when its client has the next answer
     running = await started()
     async with load(running.url, rollout="before") as before:
         await before.calls(30)
@@ -140,11 +143,10 @@ async def test_a_killed_worker_costs_its_calls_in_flight_and_is_replaced(started
     assert victim not in running.workers()
     running.signal(signal.SIGTERM)
     assert await running.ended() == 0
-    # Spans that the dead had written down are sent by the living. Those of the calls whose version was being asked for
-    # at that moment had not been.
+    # What the dead had written down is sent by the living. A client's last answer may have come in the last moment.
     rollouts = Counter({span.span_id: span.attributes["tracegrad.rollout.id"] for span in receiver.spans}.values())
     assert (rollouts["before"], rollouts["after"]) == (before.statuses["200"], after.statuses["200"])
-    assert rollouts["meanwhile"] > meanwhile.statuses["200"] / 2
+    assert rollouts["meanwhile"] >= meanwhile.statuses["200"] - 4
 
 
 async def both_serve(running: SidecarProcess) -> None:
