@@ -168,7 +168,7 @@ class Admin:
         """
         replicas = [replica for policy in self._policies.values() for replica in policy.replicas]
         problems = [replica.problem or "no version" for replica in replicas if replica.problem or not replica.healthy]
-        waiting = any(not one.healthy or not one.exact_logprobs or (one.behind and not one.aside) for one in replicas)
+        waiting = any(not one.healthy or not one.traits.as_pinned or (one.behind and not one.aside) for one in replicas)
         processes = self._sidecar.problems
         waiting, problems = waiting or bool(processes), [*problems, *processes]
         status: dict[str, Any] = {"status": "waiting" if waiting else "ready"}

@@ -6,28 +6,19 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
-import orjson
-
 from sidecar.chat_answer import Answer, Choice, Numbers, inexact_reason, mapping, text
 from sidecar.continuation.continued import Continued
 from sidecar.history import Growth
 from sidecar.identity import Identity
 from sidecar.messages import input_messages, output_messages, tool_definitions
 from sidecar.policy import Replica, Stamp
+from sidecar.sampling import forced, max_tokens, sampling
 from tracegrad import names
 from tracegrad.otlp import SpanContext
 from tracegrad.otlp_span import SPAN_INTERNAL, SPAN_SERVER, Value, encoded_attributes, encoded_span
 
 NO_LOGPROBS = "no_logprobs"
 PASSTHROUGH, ERROR, MIXED, DISCONNECTED = "passthrough", "error", "mixed_versions", "client_disconnected"
-
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "n", "max_tokens")
-SHAPING = (
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "bad_words"),
-    *("allowed_token_ids", "structured_outputs", "response_format", "use_beam_search"),
-)
-"""Further fields that change the distribution tokens are sampled from: recorded where the request has them."""
-
 
 SHARED_BY_CHOICES = (
     names.REQUEST_MODEL,
@@ -105,9 +96,9 @@ class Call:
             return reason
         if self.version is None:
             return MIXED
-        if self.body.get("use_beam_search"):
-            return NO_LOGPROBS  # a search does not sample
-        return None if self.replica is None or self.replica.exact_logprobs else NO_LOGPROBS
+        if forced(self.chat(self.body)):
+            return NO_LOGPROBS
+        return None if self.replica is None or self.replica.traits.exact_logprobs else NO_LOGPROBS
 
 
 def call_spans(call: Call) -> list[bytes]:
@@ -224,7 +215,7 @@ def _call_values(call: Call) -> dict[str, Value]:
         names.PROMPT_NAME: call.prompt[0] if call.prompt else None,
         names.PROMPT_VERSION: call.prompt[1] if call.prompt else None,
         **_request_values(body),
-        names.SAMPLING: sampling(body, call.replica.logprobs_mode if call.replica else None),
+        names.SAMPLING: sampling(body, call.replica.traits if call.replica else None),
         names.INPUT_MESSAGES: input_messages(_new_messages(call, body["messages"])) if "messages" in body else None,
         names.TOOL_DEFINITIONS: None if call.growth and call.growth.same_tools else tool_definitions(body.get("tools")),
         names.OUTPUT_MESSAGES: output_messages(answer.choices) if answer.choices else None,
@@ -255,32 +246,12 @@ def _request_values(body: Mapping[str, Any]) -> dict[str, Value]:
     values: dict[str, Value] = {f"gen_ai.request.{name}": _float(body.get(name)) for name in numbers}
     values["gen_ai.request.top_k"] = _int(body.get("top_k"))
     values["gen_ai.request.seed"] = _int(body.get("seed"))
-    values["gen_ai.request.max_tokens"] = _int(_max_tokens(body))
+    values["gen_ai.request.max_tokens"] = _int(max_tokens(body))
     values["gen_ai.request.choice.count"] = _int(body.get("n")) if body.get("n") not in (None, 1) else None
     stop = body.get("stop")
     stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
     values["gen_ai.request.stop_sequences"] = [one for one in stops if isinstance(one, str)] or None
     return values
-
-
-def sampling(body: Mapping[str, Any], logprobs_mode: str | None = None) -> str:
-    """`tracegrad.sampling` (JSON text): the request's sampling parameters; null is the engine's own default.
-
-    `tool_choice` is there where it constrains the tokens, `logprobs_mode` where the engine told it.
-    """
-    values = {name: body.get(name) for name in SAMPLING}
-    values["max_tokens"] = _max_tokens(body)
-    values |= {name: body[name] for name in SHAPING if body.get(name) is not None}
-    if body.get("tool_choice") not in (None, "auto", "none"):
-        values["tool_choice"] = body["tool_choice"]
-    if logprobs_mode is not None:
-        values["logprobs_mode"] = logprobs_mode
-    return orjson.dumps(values).decode()
-
-
-def _max_tokens(body: Mapping[str, Any]) -> Any:
-    given = body.get("max_completion_tokens")
-    return body.get("max_tokens") if given is None else given
 
 
 def _text(numbers: Numbers | None) -> str | None:

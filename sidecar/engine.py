@@ -6,6 +6,7 @@ from typing import Any
 
 import aiohttp
 
+from sidecar.chat_answer import mapping
 from tracegrad.errors import UnreachableError
 
 BASE_VERSION = "default"
@@ -58,18 +59,17 @@ async def is_paused(session: aiohttp.ClientSession, url: str) -> bool:
     return (await _get(session, url, "/is_paused", 60)).get("is_paused") is True
 
 
-async def logprobs_mode(session: aiohttp.ClientSession, url: str) -> str:
-    """What the engine's log-probs are of: `raw_logprobs`, `processed_logprobs`, ... A setting of the whole engine.
+async def token_settings(session: aiohttp.ClientSession, url: str) -> tuple[str, bool]:
+    """What the engine's log-probs are of (`raw_logprobs`, `processed_logprobs`, ...), and whether calls of strict tools
+    are made to keep to their schema. Settings of the whole engine.
 
     Raises NoVersionError where the engine does not tell. The first answer takes vLLM seconds: it looks at its machine.
     """
     answer = await _get(session, url, "/server_info?config_format=json", 120)
-    config = answer.get("vllm_config")
-    model = config.get("model_config") if isinstance(config, dict) else None
-    mode = model.get("logprobs_mode") if isinstance(model, dict) else None
+    mode = mapping(mapping(answer.get("vllm_config")).get("model_config")).get("logprobs_mode")
     if not isinstance(mode, str):
         raise NoVersionError(f"engine at {url} does not tell its logprobs_mode: leave out the pin, or use vLLM 0.32")
-    return mode
+    return mode, mapping(answer.get("vllm_env")).get("VLLM_ENFORCE_STRICT_TOOL_CALLING") is not False
 
 
 async def pause(session: aiohttp.ClientSession, url: str) -> None:

@@ -18,6 +18,8 @@ class Held:
     def __init__(self) -> None:
         self.mark: Json | None = None
         """What the engine adds to finishing chunks, by an earlier stream of it; None: not known, so they wait."""
+        self.told: Json | None = None
+        """The same by this very stream."""
         self._waiting: list[tuple[Json, bytes | None]] = []
 
     def hold(self, chunk: Json, raw: bytes | None) -> bytes:
@@ -30,7 +32,7 @@ class Held:
     def release(self, usage: Json) -> bytes:
         """What waited for this usage chunk."""
         fingerprint = usage.get("system_fingerprint")
-        self.mark = {} if fingerprint is None else {"system_fingerprint": fingerprint}
+        self.mark = self.told = {} if fingerprint is None else {"system_fingerprint": fingerprint}
         waiting, self._waiting = self._waiting, []
         return b"".join(self._marked(chunk, raw) for chunk, raw in waiting)
 

@@ -12,6 +12,7 @@ import aiohttp
 
 from sidecar import engine
 from sidecar.engine import EngineError, EngineGoneError, NamelessVersionError, NoVersionError
+from sidecar.traits import LOGITS_MODES
 
 if TYPE_CHECKING:
     from sidecar.replica import Replica
@@ -66,7 +67,7 @@ class Inquiry:
 
     def forget(self) -> None:
         """Contact was lost: what comes back may be another engine."""
-        self._replica.logprobs_mode = None
+        self._replica.traits.forget()
         if self._learning is not None:
             self._learning.cancel()
             self._learning = None
@@ -77,8 +78,8 @@ class Inquiry:
             return
         try:
             version = await engine.weight_version(session, replica.url, CHECK_TIMEOUT_S)
-            if replica.pinned_mode is not None and replica.logprobs_mode is None:
-                replica.logprobs_mode = await engine.logprobs_mode(session, replica.url)
+            if replica.traits.pinned_mode is not None and replica.traits.logprobs_mode is None:
+                await self._learn(session)
             comes = replica.leads and not replica.answers and not replica.paused
             left_paused = comes and await engine.is_paused(session, replica.url)
         except EngineError as error:
@@ -89,8 +90,8 @@ class Inquiry:
             return
         if replica.stamp != before:
             return
-        if replica.pinned_mode is None and self._learning is None:
-            self._learning = asyncio.create_task(self._learn_mode(session), name=f"log-probs of {replica.url}")
+        if replica.traits.pinned_mode is None and self._learning is None:
+            self._learning = asyncio.create_task(self._learn_idly(session), name=f"settings of {replica.url}")
         if left_paused:
             replica.left_paused()
             await self._resume(session)
@@ -99,10 +100,17 @@ class Inquiry:
         else:
             replica.found(version)
 
-    async def _learn_mode(self, session: aiohttp.ClientSession) -> None:
-        """Ask what its log-probs are of; nobody waits for the answer, which takes vLLM seconds the first time."""
+    async def _learn(self, session: aiohttp.ClientSession) -> None:
+        """Ask what its log-probs are of, and whether it holds tool calls to their schema."""
+        traits, url = self._replica.traits, self._replica.url
+        traits.logprobs_mode, traits.strict_tools = await engine.token_settings(session, url)
+        if traits.logprobs_mode in LOGITS_MODES:
+            log.warning("calls train nothing: start vLLM with --logprobs-mode=raw_logprobs url=%s", url)
+
+    async def _learn_idly(self, session: aiohttp.ClientSession) -> None:
+        """The same while nobody waits for the answer, which takes vLLM seconds the first time."""
         try:
-            self._replica.logprobs_mode = await engine.logprobs_mode(session, self._replica.url)
+            await self._learn(session)
         except EngineError as error:
             log.info("log-probs mode not known url=%s problem=%s", self._replica.url, error)
 

@@ -8,14 +8,15 @@ this sidecar is a change too, also one that was undone during the call: the boar
 
 import asyncio
 import logging
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any
 
 import aiohttp
 
 from sidecar.board import ASIDE, BROKEN, PAUSED, UPDATING, Board
+from sidecar.in_flight import InFlight, Stamp
 from sidecar.inquiry import Inquiry
+from sidecar.traits import Traits
+
+__all__ = ["Replica", "Stamp"]
 
 log = logging.getLogger(__name__)
 
@@ -25,15 +26,6 @@ HALF_LOADED = "a weight update failed half-way: publish again"
 FOUND_PAUSED = "found paused in the middle of a weight update: publish again"
 
 SERVES, LAST_RESORT, DOWN = 0, 1, 2
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """What was known of a replica's weights at one moment. `version` None: not known."""
-
-    epoch: int
-    """Grows with every change of weights, every loss of contact and every update that begins or ends."""
-    version: int | None
 
 
 class Replica:
@@ -46,14 +38,10 @@ class Replica:
         """It answers but cannot tell its version: nobody waits for one."""
         self.nameless = False
         """It is mute because its version is no number, which a publication mends."""
-        self.logprobs_mode: str | None = None
-        """What the log-probs it returns are of, by its own word; None: not known."""
-        self.stream_mark: dict[str, Any] | None = None
-        """What its streams add to finishing chunks (`sidecar.held`); None: not known."""
+        self.traits = Traits()
+        """What it is like, beside its weights."""
         self.changed = asyncio.Event()
         """Set whenever it may have come to run other weights than it should."""
-        self.pinned_mode: str | None = None
-        """What they must be of; None: whatever they are of."""
         self._board = board or Board.memory(1)
         self._place = place
         self._answers = False
@@ -63,7 +51,7 @@ class Replica:
         self._seen = self._board.epoch(place)
         self._stamp = Stamp(0, None)
         self._poke = asyncio.Event()
-        self._serving = _Serving(self)
+        self._serving = InFlight(self._board, place, lambda: self.stamp)
         self._poller: asyncio.Task[None] | None = None
         self._inquiry = Inquiry(self)
 
@@ -129,14 +117,9 @@ class Replica:
         return self.broken or self.version not in (None, self.wanted)
 
     @property
-    def exact_logprobs(self) -> bool:
-        """Whether its log-probs are of the kind that the policy pins."""
-        return self.pinned_mode is None or self.logprobs_mode == self.pinned_mode
-
-    @property
     def rank(self) -> int:
         """In which order replicas are chosen: those in service, those that only answer, those that are down."""
-        if self.healthy and not self.aside and self.exact_logprobs:
+        if self.healthy and not self.aside and self.traits.as_pinned:
             return SERVES
         return LAST_RESORT if self._answers or self.mute else DOWN
 
@@ -156,13 +139,7 @@ class Replica:
             return self._aside_problem
         if self.behind:
             return f"engine at {self.url} is on version {self.version}: it is being brought to version {self.wanted}"
-        if not self.exact_logprobs:
-            has = f"returns {self.logprobs_mode}" if self.logprobs_mode else "does not tell its logprobs_mode"
-            return (
-                f"engine at {self.url} {has}, but its policy pins logprobs_mode = {self.pinned_mode}: "
-                f"start vLLM with VLLM_SERVER_DEV_MODE=1 and --logprobs-mode={self.pinned_mode}"
-            )
-        return ""
+        return self.traits.problem(self.url)
 
     @property
     def is_open(self) -> bool:
@@ -185,7 +162,7 @@ class Replica:
             await asyncio.sleep(GATE_POLL_S)
         self._poke.set()
 
-    def serving(self) -> "_Serving":
+    def serving(self) -> InFlight:
         """A context in which a call counts as in flight; gives the stamp at its start."""
         return self._serving
 
@@ -234,7 +211,8 @@ class Replica:
         if not self._answers:
             log.info("replica found url=%s version=%d", self.url, version)
         if known not in (None, version):
-            self.transfer_ready = False  # not our doing: a restart that was too quick to be seen otherwise
+            # Not our doing: a restart that was too quick to be seen otherwise.
+            self.transfer_ready, self.traits.stream_mark = False, None
         self._answers, self._problem, self.mute, self.nameless = True, "", False, False
         if version != known:
             self._stamp = Stamp(self._stamp.epoch + 1, version)
@@ -255,8 +233,8 @@ class Replica:
 
     def pin_logprobs_mode(self, mode: str | None) -> None:
         """What its log-probs must be of; None: whatever they are of."""
-        if mode != self.pinned_mode:
-            self.pinned_mode = mode
+        if mode != self.traits.pinned_mode:
+            self.traits.pinned_mode = mode
             self.doubt()
 
     def revived(self) -> None:
@@ -281,7 +259,8 @@ class Replica:
         self.revived()
 
     def doubt(self) -> None:
-        """Something odd happened: ask the engine soon."""
+        """Something odd happened, a restart perhaps: ask the engine soon."""
+        self.traits.stream_mark = None
         self._inquiry.demand()
 
     async def confirmed(self) -> Stamp:
@@ -300,17 +279,3 @@ class Replica:
     def _turn(self) -> None:
         self.changed.set()
         self._poke.set()
-
-
-class _Serving:
-    """Counts a call in and out; one object serves all calls of a replica, since it holds nothing of them."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-
-    def __enter__(self) -> Stamp:
-        self._replica._board.count(self._replica._place, 1)
-        return self._replica.stamp
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._replica._board.count(self._replica._place, -1)

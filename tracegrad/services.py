@@ -45,6 +45,7 @@ VLLM_ARGUMENTS = (
 VLLM_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_SERVER_DEV_MODE": "1",  # the endpoints that pause, update and resume
+    "VLLM_ENFORCE_STRICT_TOOL_CALLING": "0",  # where strict tools constrain tokens, their calls do not train
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
     "VLLM_NO_USAGE_STATS": "1",

@@ -30,14 +30,26 @@ NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "structured_outputs": lambda value: not value,
     "tool_choice": lambda value: value in ("auto", "none"),
     "use_beam_search": lambda value: not value,
+    "thinking_token_budget": lambda value: value == -1,
+    "watermarking": lambda value: not value,
+    "vllm_xargs": lambda value: not value,
+    "ignore_eos": lambda value: not value,
+    "strict_tools": lambda value: not value,
+    "logprobs_mode": lambda value: value in ("raw_logprobs", "processed_logprobs"),
     "response_format": lambda value: not value or value in ("text", {"type": "text"}),
 }
 """Sampling parameters that change the distribution, and whether a value leaves it as it is.
+
+Not here are those that only end an answer: `max_tokens`, `stop`, `stop_token_ids`, `repetition_detection`. A text that
+goes on after its own end (`ignore_eos`) is not what the policy writes.
 
 A parameter that is absent or null has the engine's default. That is assumed to be neutral, which is true of a vLLM
 that runs with `--generation-config vllm`, as `tracegrad up` starts it. vLLM's own choice is `auto`, which takes the
 defaults of the model's `generation_config.json`, often a temperature or top_p; no span shows the difference.
 """
+
+ROUNDING = 1e-3
+"""No log-prob is above 0; more than this is none, but a logit."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,7 @@ class Gate:
             return call.untrainable_reason or "untrainable"
         if len(call.prompt_token_ids) == 0 or len(call.response_token_ids) == 0:
             return "no_tokens"
-        if len(call.logprobs) != len(call.response_token_ids) or not np.all(np.isfinite(call.logprobs)):
+        if len(call.logprobs) != len(call.response_token_ids) or not _are_logprobs(call.logprobs):
             return "no_logprobs"
         if reason := self._version_reason(call.policy_version):
             return reason
@@ -84,6 +96,10 @@ class Gate:
         if staleness is None:
             return "unknown_version"
         return "stale" if staleness > self.max_staleness else ""
+
+
+def _are_logprobs(values: np.ndarray) -> bool:
+    return bool(np.all(np.isfinite(values)) and np.all(values <= ROUNDING))
 
 
 def sampled_from_policy(sampling: str) -> bool:

@@ -21,6 +21,7 @@ from sidecar.identity import Target, identify
 from sidecar.metrics import Metrics
 from sidecar.recorder import VERDICT_BYTES, Recorder
 from sidecar.replica import Stamp
+from sidecar.traits import Traits
 from tracegrad import names
 from tracegrad.otlp import attributes
 
@@ -32,7 +33,7 @@ SAMPLED = [1, 2]
 class Engine:
     """A replica whose word can be held back."""
 
-    url, stamp, exact_logprobs, logprobs_mode = "http://engine", STAMP, True, "raw_logprobs"
+    url, stamp, traits = "http://engine", STAMP, Traits("raw_logprobs")
 
     def __init__(self) -> None:
         self.word = asyncio.Event()

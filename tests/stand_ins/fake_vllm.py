@@ -62,6 +62,8 @@ class FakeVllm:
     finish_reason: str = "stop"
     logprobs_mode: str | None = None
     """What `/server_info` says of it; None: there is no such path."""
+    strict_tools: bool = True
+    """What it says of VLLM_ENFORCE_STRICT_TOOL_CALLING."""
     fail_step: str | None = None
     """The control call that answers 500."""
     on_step: Callable[[str], Awaitable[None]] | None = None
@@ -100,7 +102,9 @@ class FakeVllm:
         if self.logprobs_mode is None:
             raise web.HTTPNotFound
         config: Any = {"model_config": {"logprobs_mode": self.logprobs_mode}}
-        return web.json_response({"vllm_config": config if request.query.get("config_format") == "json" else "text"})
+        config = config if request.query.get("config_format") == "json" else "text"
+        environment = {"VLLM_ENFORCE_STRICT_TOOL_CALLING": self.strict_tools}
+        return web.json_response({"vllm_config": config, "vllm_env": environment})
 
     async def embeddings(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [], "model": "policy", "usage": {"prompt_tokens": 4}})
