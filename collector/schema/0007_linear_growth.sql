@@ -3,6 +3,9 @@
 -- Calls form lines: chains, each call extending the one before; what extends a call that has been extended already
 -- begins a line of its own, a fork. Along a line the shared beginnings grow, so that each of them is a beginning of the
 -- line's tokens: a prompt is one slice and what is new. All of it costs as much as its output is long.
+-- Two things prove a prompt. By numbers alone, which is cheap: each call above is there once, has what was taken from it,
+-- and all of that is as long as the prompt was: else the call is not trainable. By its checksum, where the prompt is
+-- read: another one than the engine saw is never shown, the prompt is empty.
 ALTER TABLE otel.otel_traces
     ADD COLUMN IF NOT EXISTS ExtendsSpanId String MATERIALIZED SpanAttributes['tracegrad.extends.span_id'] CODEC(ZSTD(1)),
     ADD COLUMN IF NOT EXISTS ExtendsRoot String MATERIALIZED SpanAttributes['tracegrad.extends.root'] CODEC(ZSTD(1)),
@@ -21,18 +24,25 @@ ALTER TABLE otel.otel_traces
     ADD COLUMN IF NOT EXISTS IsFork Bool MATERIALIZED SpanAttributes['tracegrad.extends.line'] = SpanId CODEC(ZSTD(1)),
     ADD COLUMN IF NOT EXISTS ForkPath Array(String)
         MATERIALIZED JSONExtract(SpanAttributes['tracegrad.extends.path'], 'Array(String)') CODEC(ZSTD(1)),
-    ADD COLUMN IF NOT EXISTS InputTokens UInt32
-        MATERIALIZED toUInt32OrZero(SpanAttributes['gen_ai.usage.input_tokens']) CODEC(ZSTD(1));
+    -- Of the whole prompt. 0: it is not known, so nothing put together is proved.
+    ADD COLUMN IF NOT EXISTS PromptLength UInt32
+        MATERIALIZED toUInt32OrZero(SpanAttributes['tracegrad.prompt.length']) CODEC(ZSTD(1)),
+    ADD COLUMN IF NOT EXISTS PromptCrc32 UInt32
+        MATERIALIZED toUInt32OrZero(SpanAttributes['tracegrad.prompt.crc32']) CODEC(ZSTD(1));
 
 -- For the rows that are there already, in the background: until then these columns are read from the map.
 ALTER TABLE otel.otel_traces
     MATERIALIZE COLUMN ExtendsSpanId, MATERIALIZE COLUMN ExtendsRoot, MATERIALIZE COLUMN ExtendsDepth,
     MATERIALIZE COLUMN ExtendsTokens, MATERIALIZE COLUMN ExtendsMessages, MATERIALIZE COLUMN CallLine,
-    MATERIALIZE COLUMN IsFork, MATERIALIZE COLUMN ForkPath, MATERIALIZE COLUMN InputTokens;
+    MATERIALIZE COLUMN IsFork, MATERIALIZE COLUMN ForkPath, MATERIALIZE COLUMN PromptLength,
+    MATERIALIZE COLUMN PromptCrc32;
 
 -- One row is one sampled choice as its span tells it: of a call that extends another (`depth` > 0), what is new.
 -- GROUP BY drops spans that were delivered twice and, unlike LIMIT BY, lets a filter on any of its keys reach the table.
+-- One of them is shown as a whole. A sidecar that was killed may have sent a span, and its successor once more as not
+-- proved (`mixed_versions`): then the first counts.
 CREATE OR REPLACE VIEW otel.recorded_calls AS
+WITH multiIf(Trainable, 2, UntrainableReason != 'mixed_versions', 1, 0) AS standing
 SELECT
     TraceId AS trace_id,
     SpanId AS span_id,
@@ -40,32 +50,34 @@ SELECT
     RolloutAttempt AS attempt,
     CallLine AS line,
     ExtendsDepth AS depth,
-    any(ParentSpanId) AS parent_span_id,
-    any(TaskId) AS task_id,
-    any(PolicyName) AS policy,
-    any(PolicyVersion) AS policy_version,
-    any(Model) AS model,
-    any(Timestamp) AS started_at,
-    any(Duration) AS duration,
-    any(PromptTokenIds) AS prompt_token_ids,
-    any(ResponseTokenIds) AS response_token_ids,
-    any(ResponseLogprobs) AS logprobs,
-    any(FinishReason) AS finish_reason,
-    any(Trainable) AS trainable,
-    any(UntrainableReason) AS untrainable_reason,
-    any(ErrorType) AS error_type,
+    argMax(ParentSpanId, standing) AS parent_span_id,
+    argMax(TaskId, standing) AS task_id,
+    argMax(PolicyName, standing) AS policy,
+    -- The tuple is there because argMax takes no NULL.
+    argMax(tuple(PolicyVersion), standing).1 AS policy_version,
+    argMax(Model, standing) AS model,
+    argMax(Timestamp, standing) AS started_at,
+    argMax(Duration, standing) AS duration,
+    argMax(PromptTokenIds, standing) AS prompt_token_ids,
+    argMax(ResponseTokenIds, standing) AS response_token_ids,
+    argMax(ResponseLogprobs, standing) AS logprobs,
+    argMax(FinishReason, standing) AS finish_reason,
+    argMax(Trainable, standing) AS trainable,
+    argMax(UntrainableReason, standing) AS untrainable_reason,
+    argMax(ErrorType, standing) AS error_type,
     -- From the map, not from columns of their own: they are as large as everything else together.
-    any(SpanAttributes['gen_ai.input.messages']) AS input_messages,
-    any(SpanAttributes['gen_ai.output.messages']) AS output_messages,
-    any(Sampling) AS sampling,
-    any(ResponseId) AS response_id,
-    any(ChoiceIndex) AS choice_index,
-    any(RetryCount) AS retry_count,
-    any(ExtendsRoot) AS root,
-    any(ExtendsTokens) AS n_shared,
-    any(ExtendsMessages) AS n_shared_messages,
-    any(length(PromptTokenIds)) AS n_new,
-    any(InputTokens) AS n_prompt
+    argMax(SpanAttributes['gen_ai.input.messages'], standing) AS input_messages,
+    argMax(SpanAttributes['gen_ai.output.messages'], standing) AS output_messages,
+    argMax(Sampling, standing) AS sampling,
+    argMax(ResponseId, standing) AS response_id,
+    argMax(ChoiceIndex, standing) AS choice_index,
+    argMax(RetryCount, standing) AS retry_count,
+    argMax(ExtendsRoot, standing) AS root,
+    argMax(ExtendsTokens, standing) AS n_shared,
+    argMax(ExtendsMessages, standing) AS n_shared_messages,
+    argMax(length(PromptTokenIds), standing) AS n_new,
+    argMax(PromptLength, standing) AS n_prompt,
+    argMax(PromptCrc32, standing) AS prompt_crc32
 FROM otel.otel_traces
 WHERE IsLlmCall
 GROUP BY TraceId, SpanId, RolloutId, RolloutAttempt, CallLine, ExtendsDepth;
@@ -90,21 +102,27 @@ GROUP BY RolloutId, RolloutAttempt, CallLine, SpanId;
 
 -- One row is one line. `tokens`: those that its calls share, one after another, behind the `first_shared` ones that its
 -- first call shares with the line before. `messages`: of each call, in order. A call deeper than `whole_depth` cannot be put
--- together: one above it is missing, or has fewer tokens than were taken from it.
+-- together: one above it is missing, is not the only one of its depth, or has not the tokens that were taken from it.
 CREATE OR REPLACE VIEW otel.call_lines AS
 WITH
     arraySort(call -> call.1, groupArray((parts.depth, parts.n_shared, parts.n_tokens, parts.span_id = parts.line))) AS calls,
-    arrayPushBack(arrayMap(call -> call.2, arrayPopFront(calls)), 0) AS next_shared,
+    arrayPopFront(calls) AS nexts,
+    arrayPushBack(arrayMap(call -> call.2, nexts), calls[-1].2) AS next_shared,
+    arrayPushBack(arrayMap(call -> call.1, nexts), calls[-1].1 + 1) AS next_depth,
     arrayFirstIndex(
-        (call, next, place) -> call.1 + 1 != first_depth + place OR next > call.2 + call.3,
-        calls, next_shared, arrayEnumerate(calls)) AS broken_at
+        (call, next, below, place) -> call.1 + 1 != first_depth + place OR call.1 = below OR next < call.2 OR next > call.2 + call.3,
+        calls, next_shared, next_depth, arrayEnumerate(calls)) AS broken_at
 SELECT
     parts.rollout_id AS rollout_id,
     parts.attempt AS attempt,
     parts.line AS line,
     calls[1].1 AS first_depth,
     calls[1].2 AS first_shared,
-    multiIf(NOT calls[1].4, -1, broken_at = 0, toInt64(calls[-1].1), toInt64(first_depth) + broken_at - 1) AS whole_depth,
+    multiIf(
+        NOT calls[1].4, -1,
+        broken_at = 0, toInt64(calls[-1].1),
+        toInt64(first_depth) + broken_at - 1 - (calls[broken_at].1 = next_depth[broken_at])) AS whole_depth,
+    arraySum((call, next) -> greatest(next, call.2) - call.2, calls, next_shared) AS n_tokens,
     arrayFlatten(arrayMap(
         (call, next, own) -> arraySlice(own.2, 1, greatest(next, call.2) - call.2),
         calls, next_shared, arraySort(own -> own.1, groupArray((parts.depth, parts.tokens))))) AS tokens,
@@ -120,10 +138,11 @@ SELECT
     forks.rollout_id AS rollout_id,
     forks.attempt AS attempt,
     forks.line AS line,
-    calls.depth <= lines.whole_depth AND forks.n_shared <= calls.n_shared + calls.n_tokens AS is_whole,
-    arrayConcat(
-        arraySlice(lines.tokens, 1, greatest(calls.n_shared, lines.first_shared) - lines.first_shared),
-        arraySlice(calls.tokens, 1, greatest(forks.n_shared, calls.n_shared) - calls.n_shared)) AS tokens,
+    greatest(calls.n_shared, lines.first_shared) - lines.first_shared AS n_before,
+    greatest(forks.n_shared, calls.n_shared) - calls.n_shared AS n_of_call,
+    calls.depth <= lines.whole_depth AND n_before <= lines.n_tokens AND n_of_call <= calls.n_tokens AS is_whole,
+    n_before + n_of_call AS n_tokens,
+    arrayConcat(arraySlice(lines.tokens, 1, n_before), arraySlice(calls.tokens, 1, n_of_call)) AS tokens,
     arraySlice(lines.messages, 1, calls.depth - lines.first_depth + 1) AS messages
 FROM
 (
@@ -156,6 +175,7 @@ SELECT
     lines.attempt AS attempt,
     lines.line AS line,
     min(forks.is_whole) AND count() = any(lines.n_forks) AS is_whole,
+    sum(forks.n_tokens) AS n_tokens,
     arrayFlatten(arrayMap(one -> one.2, arraySort(one -> one.1, groupArray((lines.place, forks.tokens))))) AS tokens,
     arrayFlatten(arrayMap(one -> one.2, arraySort(one -> one.1, groupArray((lines.place, forks.messages))))) AS messages
 FROM
@@ -221,7 +241,10 @@ FROM
     UNION ALL
     WITH
         lines.whole_depth >= new.depth AND lines.line != '' AND (new.line = new.root OR beginnings.is_whole) AS has_all,
-        new.n_shared = 0 OR (has_all AND new.n_prompt IN (0, new.n_shared + new.n_new)) AS is_whole,
+        least(new.n_shared - lines.first_shared, lines.n_tokens) AS n_of_line,
+        new.n_shared = 0 OR (
+            has_all AND beginnings.n_tokens + n_of_line = new.n_shared AND new.n_shared + new.n_new = new.n_prompt) AS is_whole,
+        arrayConcat(beginnings.tokens, arraySlice(lines.tokens, 1, n_of_line), new.prompt_token_ids) AS prompt,
         arrayConcat(beginnings.messages, arraySlice(lines.messages, 1, new.depth - lines.first_depth)) AS messages_above,
         arraySlice(messages_above, greatest(arrayLastIndex(one -> one.1, messages_above), 1)).2 AS texts_above
     SELECT
@@ -229,10 +252,7 @@ FROM
         new.policy_version, new.model, new.started_at, new.duration,
         multiIf(
             new.n_shared = 0, new.prompt_token_ids,
-            is_whole, arrayConcat(
-                beginnings.tokens,
-                arraySlice(lines.tokens, 1, new.n_shared - lines.first_shared),
-                new.prompt_token_ids),
+            is_whole AND length(prompt) = new.n_prompt AND CRC32(toString(prompt)) = new.prompt_crc32, prompt,
             []) AS prompt_token_ids,
         new.response_token_ids, new.logprobs, new.finish_reason,
         new.trainable AND is_whole AS trainable,

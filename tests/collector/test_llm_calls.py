@@ -17,11 +17,12 @@ from collector.migrations import FILES, migrate
 from sidecar.call import Call, call_spans
 from sidecar.chat_answer import Answer, Choice, Numbers
 from sidecar.earlier import MOST_FORKS
-from sidecar.history import History
+from sidecar.history import Growth, History
 from sidecar.identity import Target, identify
 from sidecar.messages import input_messages
 from sidecar.replica import Stamp
 from tracegrad import names
+from tracegrad.otlp import attributes
 
 START = 1_790_000_000_000_000_000
 Json = dict[str, Any]
@@ -50,15 +51,21 @@ class State:
 
 @dataclass
 class World:
-    """Calls of one rollout, recorded as the sidecar does. `drift`: how often the template rewrites what was said."""
+    """Calls of one rollout, recorded as the sidecar does.
+
+    `drift`: how often the template rewrites what was said. `late`: how often a call waits for its place in the queue
+    while others end.
+    """
 
     random: random.Random
     drift: float = 0.3
+    late: float = 0.3
     rollout_id: str = field(default_factory=lambda: secrets.token_hex(8))
     history: History = field(default_factory=History)
     told: dict[str, Told] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     states: list[State] = field(default_factory=list)
+    waiting: list[Growth] = field(default_factory=list)
     clock: int = START
 
     def ids(self, n: int) -> list[int]:
@@ -114,7 +121,15 @@ class World:
                 told = Told([] if fails else prompt, response, messages, "error" if fails else "")
                 told.extends = values[names.EXTENDS_SPAN_ID].string_value if names.EXTENDS_SPAN_ID in values else ""
                 self.told[span.span_id.hex()] = told
-        call.growth.shipped()
+        self.waiting.append(call.growth)
+        if self.random.random() >= self.late:
+            self.ship()
+
+    def ship(self) -> None:
+        """What waits is queued: later calls may extend it."""
+        for growth in self.random.sample(self.waiting, len(self.waiting)):
+            growth.shipped()
+        self.waiting.clear()
 
     def grow(self, n_calls: int) -> None:
         """Calls of every kind at random, going on from late states more often than from early ones."""
@@ -184,7 +199,7 @@ def test_every_row_is_whole_whatever_the_order_of_arrival(collector: Any, seed: 
 
 
 def test_hundreds_of_turns(collector: Any) -> None:
-    world = World(random.Random(9), drift=0.0)
+    world = World(random.Random(9), drift=0.0, late=0.0)
     world.call()
     for _ in range(400):
         world.call(world.states[-1])
@@ -196,7 +211,7 @@ def test_hundreds_of_turns(collector: Any) -> None:
 
 
 def test_forks_from_forks_end_in_a_whole_call(collector: Any) -> None:
-    world = World(random.Random(10), drift=0.0)
+    world = World(random.Random(10), drift=0.0, late=0.0)
     world.call()
     for _ in range(100):
         world.call(world.states[-1], n=2)  # the second choice is always the one that is gone on from
@@ -245,14 +260,105 @@ def test_what_hangs_on_a_lost_span_is_not_trainable(collector: Any, seed: int) -
 
 
 def test_a_prompt_of_another_length_than_the_engine_counted_is_not_trainable(collector: Any) -> None:
-    world = World(random.Random(5), drift=0.0)
-    world.call()
-    while _depth(world.spans[-1]) == 0:
-        world.call(world.states[-1])
-    for pair in world.spans[-1].attributes:
-        if pair.key == names.INPUT_TOKENS:
-            pair.value.int_value += 1
+    world = line(4)
+    change(world.spans[-1], names.PROMPT_LENGTH, by=1)
+    assert shown(collector, world)[-1] == ([], False, "incomplete_token_ids")
+
+
+def test_a_prompt_whose_length_nobody_told_is_not_trainable(collector: Any) -> None:
+    world = line(4)
+    change(world.spans[-1], names.PROMPT_LENGTH, by=-len(world.states[-1].prompt))
+    assert shown(collector, world)[-1] == ([], False, "incomplete_token_ids")
+
+
+def test_another_prompt_than_the_engine_saw_is_never_shown(collector: Any) -> None:
+    world = line(4)
+    prompts = [state.prompt for state in world.states]
+    (ids,) = (pair.value for pair in world.spans[1].attributes if pair.key == names.RESPONSE_TOKEN_IDS)
+    first, *more = json.loads(ids.string_value)
+    ids.string_value = json.dumps([first + 1, *more])
+    assert [one[0] for one in shown(collector, world)] == [*prompts[:2], [], []]
+
+
+@pytest.mark.parametrize("repeated", [1, 2])
+def test_below_a_place_that_two_calls_have_nothing_is_trainable(collector: Any, repeated: int) -> None:
+    world = line(5)
+    twin = Span.FromString(world.spans[repeated].SerializeToString())
+    twin.span_id = secrets.token_bytes(8)
+    found = shown(collector, world, twin)
+    assert [one[1] for one in found] == [True] * repeated + [False] * (5 - repeated)
+    assert all(one == ([], False, "incomplete_token_ids") for one in found if not one[1])
+
+
+def test_calls_that_ended_together_keep_their_prompts(collector: Any) -> None:
+    world = line(2)
+    state = world.states[-1]
+    world.late = 1.0
+    for _ in range(3):
+        world.call(state)
+    world.ship()
+    for together in world.states[-3:]:
+        world.call(together)
+        world.call(together)
     send(collector, world.spans)
-    row = rows(collector, f"rollout_id = '{world.rollout_id}'")[world.spans[-1].span_id.hex()]
-    told = (row["prompt_token_ids"], row["trainable"], row["untrainable_reason"])
-    assert told == ([], False, "incomplete_token_ids")
+    check(world, rows(collector, f"rollout_id = '{world.rollout_id}'"))
+
+
+def test_a_call_that_was_lost_in_part_costs_no_other(collector: Any) -> None:
+    world = line(2)
+    state = world.states[-1]
+    world.late = 1.0
+    world.call(state, n=2)
+    world.waiting.clear()
+    lost = world.spans.pop()  # the call's own; its choices had been queued
+    assert lost.name.startswith("chat")
+    world.late = 0.0
+    world.call(state, repeats=True)
+    world.call(world.states[-1])
+    send(collector, world.spans)
+    found = rows(collector, f"rollout_id = '{world.rollout_id}'")
+    assert found.keys() == world.told.keys()
+    check(world, found)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_a_span_that_came_twice_the_proved_one_counts_as_a_whole(collector: Any, order: int) -> None:
+    world = line(3)
+    proved = world.spans[1]
+    other = Span.FromString(proved.SerializeToString())
+    kept = [pair for pair in other.attributes if pair.key not in (names.POLICY_VERSION, names.TRAINABLE)]
+    del other.attributes[:]
+    other.attributes.extend(kept)
+    other.attributes.extend(attributes({names.TRAINABLE: False, names.UNTRAINABLE_REASON: "mixed_versions"}))
+    for span in [proved, other][::order]:
+        send(collector, [span])
+    send(collector, world.spans[::2])
+    found = rows(collector, f"rollout_id = '{world.rollout_id}'")
+    assert {row["policy_version"] for row in found.values()} == {1}
+    assert len(found) == 3
+    check(world, found)
+
+
+def line(n: int) -> World:
+    """Calls that each extend the one before."""
+    world = World(random.Random(5), drift=0.0, late=0.0)
+    message = {"role": "user", "content": "x" * 300}
+    world.record([message], world.ids(80), [world.ids(9)], fails=False)
+    world.states.append(State([message], *next((one.prompt, one.response) for one in world.told.values())))
+    for _ in range(n - 1):
+        world.call(world.states[-1])
+    assert [_depth(span) for span in world.spans] == list(range(n))
+    return world
+
+
+def change(span: Span, name: str, *, by: int) -> None:
+    (value,) = (pair.value for pair in span.attributes if pair.key == name)
+    value.int_value += by
+
+
+def shown(collector: Any, world: World, *more: Span) -> list[tuple[list[int], bool, str]]:
+    """Of each call: its prompt, and whether it is trainable, and why not."""
+    send(collector, [*world.spans, *more])
+    found = rows(collector, f"rollout_id = '{world.rollout_id}'")
+    ordered = [found[span.span_id.hex()] for span in world.spans]
+    return [(row["prompt_token_ids"], row["trainable"], row["untrainable_reason"]) for row in ordered]
