@@ -1,10 +1,12 @@
 """A request's body, as far as it is allowed: what declares too much is not read, what becomes too much is dropped."""
 
+import json
 from collections.abc import AsyncIterator
 
+import orjson
 from aiohttp import hdrs, web
 
-from sidecar.dialect import Refusal
+from sidecar.dialect import Json, Refusal
 from sidecar.gate import too_large
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -31,6 +33,36 @@ async def read_body(request: web.BaseRequest, limit: float) -> bytes:
     if size > limit:
         raise too_large(limit)
     return b"".join(parts)
+
+
+def parsed(raw: bytes) -> tuple[Json, Refusal | None]:
+    """The JSON object that a body holds, and the refusal where none can be captured with it: for it is bad JSON.
+
+    Of JSON as Python and JavaScript write it, with NaN and halves of characters, what can be read is: the odd values
+    are null and U+FFFD here. Of what is no JSON object at all, nothing is.
+    """
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        return _leniently(raw), Refusal(400, f"the request body is not JSON: {error}", "invalid_json")
+    if isinstance(body, dict):
+        return body, None
+    return {}, Refusal(400, "the request body is not a JSON object", "invalid_json")
+
+
+def _leniently(raw: bytes) -> Json:
+    try:
+        body = json.loads(raw, parse_constant=lambda _: None)
+        text = json.dumps(body, ensure_ascii=False)
+        body = orjson.loads(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+    except (ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def with_model(raw: bytes, named: Json) -> bytes:
+    """A body that only `_leniently` reads, with another `model`: its odd values stay as odd as they were."""
+    return json.dumps({**json.loads(raw), **named}).encode()
 
 
 class StreamedBody:

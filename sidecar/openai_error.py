@@ -11,14 +11,16 @@ def openai_error(status: int, message: str, *, code: str | None = None, kind: st
     )
 
 
-def error_body(message: str, *, code: str | None = None, kind: str = "api_error") -> bytes:
+def error_body(message: str, *, code: str | None = None, kind: str = "server_error") -> bytes:
     """The JSON text of OpenAI's error shape; also the data of an error event in a stream."""
     return orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
 
 
 def error_kind(status: int) -> str:
-    """OpenAI's `type` of an error with this HTTP status."""
-    return "invalid_request_error" if status < 500 else "api_error"
+    """OpenAI's `type` of an error with this HTTP status. Of a bad key (401) it is that of a bad request."""
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"
 
 
 JSON = {"content-type": "application/json"}

@@ -79,6 +79,8 @@ def _note_answer(call: Call, content: bytes, upstream: aiohttp.ClientResponse, d
         for event in EventReader().feed(content):
             stream.read(event)
         call.answer, call.delivered = stream.answer(), stream.done
+        if stream.error is not None:
+            call.fail("upstream_error", stream.error)
         return
     if upstream.status >= 400:
         call.fail(str(upstream.status), error_message(content, f"{upstream.status} {upstream.reason}"))
@@ -94,7 +96,8 @@ def _note_answer(call: Call, content: bytes, upstream: aiohttp.ClientResponse, d
 async def forward(session: aiohttp.ClientSession, inbound: Inbound, route: Route, limit: float) -> web.StreamResponse:
     """Forward anything else to the route's upstream, unrecorded, its body never held in memory.
 
-    Raises Refusal (413) for a body of more than `limit` bytes.
+    Without a body it is tried at the next upstream where one takes no connection. Raises Refusal (413) for a body of
+    more than `limit` bytes.
     """
     request = inbound.request
     headers = request_headers(request.headers, route.authorization)
@@ -103,21 +106,26 @@ async def forward(session: aiohttp.ClientSession, inbound: Inbound, route: Route
     body = StreamedBody(request, limit) if request.can_read_body else None
     if body is not None and hdrs.CONTENT_ENCODING not in request.headers and request.content_length is not None:
         headers[hdrs.CONTENT_LENGTH] = str(request.content_length)
-    url = next(_in_turn(route.upstreams))
-    try:
-        upstream = await session.request(
-            request.method, upstream_url(url, inbound.path), data=body, headers=headers, allow_redirects=False
-        )
-    except (aiohttp.ClientError, OSError) as error:
-        if body is not None and body.refusal is not None:
-            raise body.refusal from error
-        message = f"no upstream answers at {url} ({error}): start it, or correct `upstream` of [[model]]"
-        return openai_error(502, message, code="upstream_unreachable")
-    async with upstream:
-        headers = response_headers(upstream.headers, changed=False)
-        response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
-        await _stream(inbound, upstream, response, None, None)
-        return response
+    problems = []
+    for url in _in_turn(route.upstreams):
+        try:
+            upstream = await session.request(
+                request.method, upstream_url(url, inbound.path), data=body, headers=headers, allow_redirects=False
+            )
+        except (aiohttp.ClientError, OSError) as error:
+            if body is not None and body.refusal is not None:
+                raise body.refusal from error
+            problems.append(f"{url} ({error})")
+            if body is not None or not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+                break
+            continue
+        async with upstream:
+            headers = response_headers(upstream.headers, changed=False)
+            response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
+            await _stream(inbound, upstream, response, None, None)
+            return response
+    message = f"no upstream answers at {', '.join(problems)}: start it, or correct `upstream` of [[model]]"
+    return openai_error(502, message, code="upstream_unreachable")
 
 
 async def _stream(

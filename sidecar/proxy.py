@@ -13,14 +13,14 @@ from aiohttp import hdrs, web
 
 from sidecar.access_log import AccessLog, Visit
 from sidecar.anthropic.count import COUNT_PATH, MESSAGES_PATH, count_tokens
-from sidecar.body import invite_body, read_body
+from sidecar.body import invite_body, parsed, read_body, with_model
 from sidecar.call import DISCONNECTED, Call
 from sidecar.capture import captured_call
 from sidecar.chat import CHAT, ChatDialect
 from sidecar.chat_answer import ABORTED, text
 from sidecar.chat_request import with_fields
 from sidecar.deliver import Capture
-from sidecar.dialect import Caller, Dialect, Json, Refusal
+from sidecar.dialect import Caller, Dialect, Refusal
 from sidecar.dialects import dialects
 from sidecar.engine import CONTROL_PATHS
 from sidecar.exposition import Histogram
@@ -118,10 +118,6 @@ class Proxy:
             return _refused(dialect or _FALLBACK, refusal)
 
     async def _other(self, request: web.BaseRequest, target: Target, path: str, caller: Caller) -> web.StreamResponse:
-        if request.method == "GET" and path == "/v1/models":
-            return await list_models(self._session, self.routes, request)
-        if request.method == "GET" and (model := _MODEL_PATH.fullmatch(path)):
-            return await show_model(self._session, self.routes, request, unquote(model[1]))
         if (kept := await about_stored(self._responses, caller.tenant, request, path)) is not None:
             return kept
         route = self.routes.default
@@ -130,12 +126,16 @@ class Proxy:
         if route.policy is not None and unquote(path).rstrip("/") in CONTROL_PATHS:
             message = f"{path} changes the engine and is not for agents: publish through the sidecar's admin port"
             return openai_error(403, message, code="control_path")
-        inbound = Inbound(request, target.path, limit_s=self.gate.timeout_s)
+        inbound, limit = Inbound(request, target.path, limit_s=self.gate.timeout_s), self.gate.max_upload_bytes
         try:
             async with asyncio.timeout(inbound.limit_s) as inbound.deadline:
                 if request.method == "POST" and path == COUNT_PATH:
                     return await self._count_tokens(inbound, target)
-                return await forward(self._session, inbound, route, self.gate.max_upload_bytes)
+                if request.method == "GET" and path == "/v1/models":
+                    return await list_models(self._session, self.routes, inbound, limit)
+                if request.method == "GET" and (model := _MODEL_PATH.fullmatch(path)):
+                    return await show_model(self._session, self.routes, inbound, unquote(model[1]), limit)
+                return await forward(self._session, inbound, route, limit)
         except TimeoutError:
             raise _too_late(inbound) from None
 
@@ -168,10 +168,14 @@ class Proxy:
         return response
 
     async def _serve(self, inbound: Inbound, call: Call, dialect: Dialect, caller: Caller) -> web.StreamResponse:
-        call.body = body = await self._read(inbound)
-        identity = call.identity
+        inbound.raw = await read_body(inbound.request, self.gate.max_body_bytes)
+        body, unfit = parsed(inbound.raw)
+        call.body, identity = body, call.identity
         facts = Facts(dialect, body, text(body.get("model")), identity.named, call.agent, inbound.request.headers)
-        route = self._route(facts)
+        route = self._route(facts, unfit)
+        if unfit is not None and not body:
+            call.provider = dialect.provider
+            return await recorded_call(self._session, inbound, call, route, dialect)
         if (prompt := self._prompts.choose(facts, identity.rollout_id)) is not None:
             call.prompt = (prompt.name, prompt.version)
             if prompt.text != facts.system:
@@ -190,34 +194,28 @@ class Proxy:
         else:
             call.provider = dialect.provider
         if route.served is not None and route.served != facts.model:
-            inbound.raw = with_fields(inbound.raw, body, {"model": route.served})
+            named = {"model": route.served}
+            inbound.raw = with_fields(inbound.raw, body, named) if unfit is None else with_model(inbound.raw, named)
         return await recorded_call(self._session, inbound, call, route, dialect)
 
-    async def _read(self, inbound: Inbound) -> Json:
-        """Take in the body; returns what it holds."""
-        inbound.raw = await read_body(inbound.request, self.gate.max_body_bytes)
-        try:
-            body = orjson.loads(inbound.raw)
-        except orjson.JSONDecodeError as error:
-            raise Refusal(400, f"the request body is not JSON: {error}", "invalid_json") from error
-        if not isinstance(body, dict):
-            raise Refusal(400, "the request body is not a JSON object", "invalid_json")
-        return body
-
-    def _route(self, facts: Facts) -> Route:
+    def _route(self, facts: Facts, unfit: Refusal | None) -> Route:
+        """The route of a call. `unfit`: what it is answered with unless it goes to a provider, who gets anything."""
         route = self.routes.choose(facts)
-        if route is None and facts.model is None:
-            raise Refusal(400, "you must provide a model parameter", "missing_model")
+        if unfit is not None and (route is None or route.policy is not None):
+            raise unfit
+        if route is None and facts.model is not None:
+            raise Refusal(404, self.routes.refusal(facts.model), "model_not_found")
         if route is None:
-            raise Refusal(404, self.routes.refusal(str(facts.model)), "model_not_found")
+            raise Refusal(400, "you must provide a model parameter", "missing_model")
         return route
 
     async def _count_tokens(self, inbound: Inbound, target: Target) -> web.StreamResponse:
         dialect, headers = self._dialects[MESSAGES_PATH], inbound.request.headers
         try:
-            body = await self._read(inbound)
+            inbound.raw = await read_body(inbound.request, self.gate.max_body_bytes)
+            body, unfit = parsed(inbound.raw)
             named, agent = identify(target, headers).named, headers.get(names.HEADER_AGENT)
-            route = self._route(Facts(dialect, body, text(body.get("model")), named, agent, headers))
+            route = self._route(Facts(dialect, body, text(body.get("model")), named, agent, headers), unfit)
             return await count_tokens(self._session, inbound, body, route)
         except Refusal as refusal:
             return _refused(dialect, refusal)

@@ -27,7 +27,7 @@ RENDERED = ("model", "messages", "tools", "chat_template_kwargs", "add_generatio
 
 async def count_tokens(session: aiohttp.ClientSession, inbound: Inbound, body: Json, route: Route) -> web.Response:
     """The count. Raises Refusal."""
-    named = {"model": route.served} if route.served not in (None, body.get("model")) else {}
+    named = {"model": route.served} if body and route.served not in (None, body.get("model")) else {}
     headers = request_headers(inbound.request.headers, route.authorization)
     headers["accept-encoding"] = "identity"
     if route.policy is None:

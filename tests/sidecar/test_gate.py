@@ -114,7 +114,8 @@ async def test_without_a_place_in_time_the_answer_is_429(limited: Any, fake: Fak
     await until(lambda: fake.requests)
     refused = await harness.chat({})
     assert (refused.status, refused.headers["retry-after"]) == (429, "1")
-    assert (await refused.json())["error"]["code"] == "rate_limit_exceeded"
+    error = (await refused.json())["error"]
+    assert (error["code"], error["type"]) == ("rate_limit_exceeded", "rate_limit_error")
     refused = await harness.session.post(f"{harness.url}/v1/messages", json={"model": "policy", "messages": []})
     assert (refused.status, (await refused.json())["error"]["type"]) == (429, "rate_limit_error")
     fake.running.set()

@@ -110,9 +110,7 @@ async def test_models_of_all_upstreams_are_merged(harness_for: Any, fake: FakeVl
         assert [(one["id"], one["owned_by"]) for one in listed["data"]] == [("policy", "vllm"), ("org/big", "other")]
         one = await harness.session.get(f"{harness.url}/v1/models/org/big")
         assert (await one.json())["id"] == "org/big"
-        unknown = await harness.session.get(f"{harness.url}/v1/models/nope")
-        assert unknown.status == 404
-        assert (await unknown.json())["error"]["code"] == "model_not_found"
+        assert (await harness.session.get(f"{harness.url}/v1/models/nope")).status == 404, "says its provider"
 
 
 async def test_calls_go_where_their_model_says(harness_for: Any, fake: FakeVllm, another_fake: Any) -> None:
@@ -199,3 +197,81 @@ async def test_recorded_exchanges_of_real_providers_pass_unchanged(harness_for: 
     given = exchanges(RECORDED)
     assert len(given) > 100
     await replay(given, harness_for)
+
+
+ODD = {
+    "half a character": b'{"model": "x", "messages": [{"role": "user", "content": "a\\ud83db"}]}',
+    "NaN": b'{"model": "x", "temperature": NaN, "messages": [{"role": "user", "content": "a\xef\xbf\xbdb"}]}',
+    "no JSON": b"not json",
+    "no object": b'["a"]',
+    "deep": b"[" * 100_000,
+}
+"""What orjson refuses; some of it is JSON to others."""
+
+
+@pytest.fixture
+async def echoing() -> Any:
+    """The URL of a provider that answers with what it got."""
+
+    async def echo(request: web.Request) -> web.Response:
+        return web.Response(body=await request.read(), content_type="text/plain")
+
+    app = web.Application()
+    app.router.add_post("/v1/{rest:.*}", echo)
+    async with listening(app) as url:
+        yield url
+
+
+@pytest.mark.parametrize("kind", ODD)
+async def test_a_provider_gets_whatever_is_sent(harness_for: Any, fake: FakeVllm, echoing: str, kind: str) -> None:
+    policy = {"name": "policy", "upstream": fake.url, "policy": "policy"}
+    harness = await harness_for(provider(echoing), policy)
+    for api in ("chat/completions", "responses", "messages", "messages/count_tokens"):
+        got = await harness.session.post(f"{harness.url}/v1/{api}", data=ODD[kind])
+        assert (got.status, await got.read()) == (200, ODD[kind])
+    spans = await harness.receiver.wait(3)
+    assert {span.attributes["tracegrad.untrainable.reason"] for span in spans} == {"passthrough"}
+    assert {span.attributes["gen_ai.provider.name"] for span in spans} == {"openai", "anthropic"}
+    chat = next(span for span in spans if span.attributes["gen_ai.provider.name"] == "openai")
+    if ODD[kind].startswith(b"{"):
+        assert chat.name == "chat x"
+        read = [span.json("gen_ai.input.messages") for span in spans if "gen_ai.input.messages" in span.attributes]
+        assert [{"role": "user", "parts": [{"type": "text", "content": "a\ufffdb"}]}] in read
+    else:
+        assert {span.name for span in spans} == {"chat"}
+        assert not any(span.attributes.get("gen_ai.input.messages") for span in spans)
+
+
+@pytest.mark.parametrize("kind", ODD)
+async def test_a_policy_gets_no_bad_json(harness_for: Any, fake: FakeVllm, echoing: str, kind: str) -> None:
+    harness = await harness_for({"name": "*", "upstream": fake.url, "policy": "policy"}, provider(echoing, name="p"))
+    got = await harness.session.post(f"{harness.url}/v1/chat/completions", data=ODD[kind])
+    assert (got.status, (await got.json())["error"]["code"]) == (400, "invalid_json")
+    assert fake.requests == []
+
+
+async def test_an_alias_keeps_odd_values(harness_for: Any, echoing: str) -> None:
+    harness = await harness_for(provider(echoing, served="theirs"))
+    got = await harness.session.post(f"{harness.url}/v1/chat/completions", data=ODD["half a character"])
+    sent = json.loads(await got.read())
+    assert (sent["model"], sent["messages"][0]["content"]) == ("theirs", "a\ud83db")
+
+
+async def test_a_providers_failure_inside_a_stream_is_an_error_of_its_call(harness_for: Any) -> None:
+    async def fail(request: web.Request) -> web.StreamResponse:
+        failing = {
+            "/v1/chat/completions": b'data: {"error": {"message": "overloaded", "type": "server_error"}}\n\n',
+            "/v1/responses": b'event: error\ndata: {"type": "error", "message": "overloaded"}\n\n',
+            "/v1/messages": b'event: error\ndata: {"type": "error", "error": {"message": "overloaded"}}\n\n',
+        }
+        return web.Response(body=failing[request.path], content_type="text/event-stream")
+
+    app = web.Application()
+    app.router.add_post("/v1/{rest:.*}", fail)
+    async with listening(app) as upstream:
+        harness = await harness_for(provider(upstream))
+        for api in ("chat/completions", "responses", "messages"):
+            got = await harness.session.post(f"{harness.url}/v1/{api}", json={"model": "x", "stream": True})
+            assert (got.status, b"overloaded" in await got.read()) == (200, True)
+        for span in await harness.receiver.wait(3):
+            assert (span.attributes["error.type"], span.message) == ("upstream_error", "overloaded")
