@@ -47,7 +47,8 @@ async def captured_call(
     if capture.raw is None:
         engine_headers(headers)
     tried: list[Replica] = []
-    while (replica := await route.policy.choose(tried, call.identity.named)) is not None:
+    rollout_id = call.identity.rollout_id if call.identity.has_company else None
+    while (replica := await route.policy.choose(tried, rollout_id)) is not None:
         with replica.serving() as stamp:
             call.replica, call.upstream, call.start = replica, replica.url, stamp
             data = sent

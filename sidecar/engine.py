@@ -87,9 +87,10 @@ async def init_transfer(session: aiohttp.ClientSession, url: str, root: str) -> 
     await _post(session, url, "/init_weight_transfer_engine", {"init_info": {"root": root}})
 
 
-async def load_weights(session: aiohttp.ClientSession, url: str, file: str, version: int) -> None:
+async def load_weights(session: aiohttp.ClientSession, url: str, file: str, sha256: str, version: int) -> None:
     """Swap the weights of a paused engine for those in `file`, and drop every cache computed with the old ones.
 
+    The engine itself compares the digest of what it reads: the file may have been written anew since it was checked.
     Requests in flight keep their tokens and compute their cache anew: `reset_running_requests`, without which the
     reset fails silently while any request runs. Raises EngineError; the engine's weights are then undefined.
     """
@@ -98,7 +99,7 @@ async def load_weights(session: aiohttp.ClientSession, url: str, file: str, vers
     except EngineError:
         await _close_open_update(session, url)
         await _post(session, url, "/start_weight_update")
-    await _post(session, url, "/update_weights", {"update_info": {"path": file}}, timeout_s=600)
+    await _post(session, url, "/update_weights", {"update_info": {"path": file, "sha256": sha256}}, timeout_s=600)
     await _post(session, url, "/finish_weight_update", {"weight_version": str(version)}, timeout_s=600)
     answer = await _post(session, url, "/reset_prefix_cache?reset_running_requests=true")
     if answer.get("success") is not True:

@@ -14,6 +14,7 @@ import aiohttp
 from sidecar.background import running
 from sidecar.board import Board
 from sidecar.catch_up import keep_current
+from sidecar.continuation.road import Continuation
 from sidecar.continuation.watch import examined
 from sidecar.places import capacity, placed
 from sidecar.policy import Policy, Replica
@@ -38,6 +39,7 @@ class Fleet:
         self._board = board
         self._publisher = publisher
         self._replicas: dict[str, Replica] = {}
+        self._continuations: dict[str, Continuation] = {}
         self._watches: dict[str, AsyncExitStack] = {}
         self._currents: dict[tuple[str, str], tuple[Policy, AsyncExitStack]] = {}
         self._examination: AsyncExitStack | None = None
@@ -47,7 +49,7 @@ class Fleet:
         """A routing table, and nothing else yet. Raises SettingsError."""
         chosen = placed(policy_engines(settings), self.places, self._board.replicas) if places is None else places
         known = {url: one for url, one in self._replicas.items() if chosen.get(url) == self.places.get(url)}
-        return build_routes(settings, self._board, chosen, known)
+        return build_routes(settings, self._board, chosen, known, self._continuations)
 
     async def follow(self, routes: Routes, places: Mapping[str, int] | None = None) -> None:
         """Look after the engines of this table from now on."""
@@ -63,6 +65,7 @@ class Fleet:
         for url in gone:
             self._retire(self._replicas[url], self._watches.pop(url))
         self.places, self._replicas = chosen, replicas
+        self._continuations = {name: one.continuation for name, one in routes.continued.items() if one.continuation}
         for url, replica in replicas.items():
             if url not in self._watches:
                 self._watches[url] = await _entered(running(replica.watch(self._session), f"watch {url}"))

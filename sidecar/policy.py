@@ -1,8 +1,8 @@
 """A policy, its replicas, and which of them a call goes to.
 
-- A rollout that is named stays on one replica, whose prefix cache then holds its history: the first that may take it
-  in an order that follows from the rollout's id and the replicas' URLs alone (rendezvous hashing). So all processes
-  agree, also after a restart, and when a replica comes or goes only its own rollouts move.
+- A rollout, named or known by its trace, stays on one replica, whose prefix cache then holds its history: the first
+  that may take it in an order that follows from the rollout's id and the replicas' URLs alone (rendezvous hashing).
+  So all processes agree, also after a restart, and when a replica comes or goes only its own rollouts move.
 - No rollout starves behind a crowded replica: one that has more than `CROWDED` times its share of all calls in flight
   (and more than `ROOM`) is passed over for the next in the rollout's order. That costs one prefill.
 - Other calls go to the least loaded.
@@ -41,7 +41,7 @@ class Policy:
     async def choose(self, tried: Collection[Replica], rollout_id: str | None = None) -> Replica | None:
         """The replica that takes a call, waiting for one; None when all were tried.
 
-        `rollout_id`: of the rollout that the caller named, if it did.
+        `rollout_id`: of the rollout that the call belongs to, by name or by the caller's trace; None where it is alone.
         """
         while left := [replica for replica in self.replicas if replica not in tried]:
             if len(left) > 1:

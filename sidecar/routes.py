@@ -124,18 +124,19 @@ def build_routes(
     board: Board | None = None,
     places: Mapping[str, int] | None = None,
     known: Mapping[str, Replica] | None = None,
+    continuations: Mapping[str, Continuation] | None = None,
 ) -> Routes:
     """The table from settings. `board`: with a place for each of `policy_engines`, in their order or as `places` says.
 
-    `known`: engines by URL that are looked after already.
+    `known`: engines by URL that are looked after already; `continuations`: by policy, what is remembered of rollouts.
 
     Raises SettingsError where an entry could never be reached, a pattern is bad or an engine would serve two policies.
     """
     given = settings.routes
     policies = _policies(given, board or Board.memory(len(policy_engines(settings))), places, known or {})
-    continuations = _continuations(given)
+    continued = _continuations(given, continuations or {})
     # Where tenants are configured, the key that a caller sends is ours.
-    routes = [_route(entry, policies, continuations, keys_pass=not settings.tenant) for entry in given]
+    routes = [_route(entry, policies, continued, keys_pass=not settings.tenant) for entry in given]
     for one, other in itertools.combinations(routes, 2):
         if one.name == other.name and one.match == other.match:
             raise SettingsError(
@@ -183,7 +184,7 @@ def _policies(
     return policies
 
 
-def _continuations(given: Sequence[ModelRoute]) -> dict[str, Continuation]:
+def _continuations(given: Sequence[ModelRoute], known: Mapping[str, Continuation]) -> dict[str, Continuation]:
     found: dict[str, Continuation] = {}
     for entry in given:
         if entry.policy is None:
@@ -192,7 +193,8 @@ def _continuations(given: Sequence[ModelRoute]) -> dict[str, Continuation]:
                     f"[[model]] name {entry.name!r} has continuation but no policy: take one, or give one"
                 )
             continue
-        policy = found.setdefault(entry.policy, Continuation(entry.policy, entry.continuation))
+        kept = known.get(entry.policy) or Continuation(entry.policy, entry.continuation)
+        policy = found.setdefault(entry.policy, kept.under(entry.continuation))
         if policy.setting != entry.continuation:
             raise SettingsError(f"[[model]] entries of policy {entry.policy!r} differ in continuation: give one value")
     return found

@@ -50,7 +50,7 @@ async def swap(session: aiohttp.ClientSession, replica: Replica, weights: Weight
     try:
         await engine.pause(session, replica.url)
         touched = True
-        await engine.load_weights(session, replica.url, str(weights.file), weights.version)
+        await engine.load_weights(session, replica.url, str(weights.file), weights.sha256, weights.version)
         loaded = weights.version
     finally:
         try:

@@ -9,9 +9,11 @@ import aiohttp
 import orjson
 
 from sidecar.chat_answer import count, mapping, text, token_ids
+from sidecar.redaction import keys_in, redacted
 from tracegrad.errors import UnreachableError
 
 LIMIT_S = 10.0
+"""Of one question. A call does not wait so long (`sidecar.continuation.patience`), an examination may."""
 PATH = "/tokenize"
 COPIED = ("model", "tools", "chat_template", "add_special_tokens")
 """Fields that mean the same to `/tokenize` as to a chat completion."""
@@ -72,6 +74,7 @@ class Renderer:
             found = {}
         if answer.status != 200:
             said = text(mapping(found.get("error")).get("message")) or f"status {answer.status}"
+            said = redacted(said, keys_in({}, self.authorization))
             raise RenderError(f"engine at {self.url} refuses {PATH}: {said}", refused=True)
         ids, limit = found.get("tokens"), count(found.get("max_model_len"))
         if token_ids(ids) is None or not ids or limit is None:
@@ -80,13 +83,18 @@ class Renderer:
 
 
 def template_variables(chat: Mapping[str, Any]) -> Json:
-    """What a chat completion hands to the template beside messages and tools."""
+    """What a chat completion hands to the template beside messages, tools and documents."""
     given = mapping(chat.get("chat_template_kwargs"))
     effort = chat.get("reasoning_effort")
-    own: Json = {"documents": chat.get("documents"), "reasoning_effort": effort}
+    own: Json = {"reasoning_effort": effort}
     if effort is not None and "enable_thinking" not in given:
         own["enable_thinking"] = effort != "none"
     return {**given, **{name: value for name, value in own.items() if value not in (None, "auto")}}
+
+
+def has_documents(chat: Mapping[str, Any]) -> bool:
+    """Whether a request hands documents to the template, as a rule others than the call before it did."""
+    return bool(chat.get("documents") or mapping(chat.get("chat_template_kwargs")).get("documents"))
 
 
 def _renamed(message: Json) -> Json:

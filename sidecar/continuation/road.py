@@ -1,5 +1,6 @@
 """Which road a call of a policy takes: its own messages, or an earlier call's tokens and what is new after them."""
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -10,7 +11,8 @@ from sidecar.continuation.bridge import bridge, marked
 from sidecar.continuation.continued import FIELD, TOKENS, Continued
 from sidecar.continuation.conversation import conversation, has_media, thought
 from sidecar.continuation.memory import Memory, Turn
-from sidecar.continuation.render import Renderer, RenderError
+from sidecar.continuation.patience import LIMIT_S, Patience
+from sidecar.continuation.render import Renderer, RenderError, has_documents
 from sidecar.continuation.template import Template
 from sidecar.continuation.templates import Templates
 from sidecar.identity import Identity
@@ -25,6 +27,7 @@ OTHER_SETTINGS, NOTHING_NEW = "other_settings", "nothing_new"
 EDITED_THINKING, DROPPED_THINKING = "edited_thinking", "dropped_thinking"
 MEDIA, UNUSUAL, TOO_LONG = "media", "unusual_request", "too_long"
 TEMPLATE, UNPROVED, CUT_OFF, OTHER_END, UNRENDERED = "template", "unproved", "cut_off", "other_end", "unrendered"
+SLOW = "slow"
 
 UNUSUAL_FIELDS = ("echo", "continue_final_message", "truncate_prompt_tokens", "use_beam_search", FIELD)
 """Fields of a request whose prompt is more, or less, than its messages."""
@@ -42,6 +45,7 @@ class Continuation:
         self.setting: Setting = setting
         self._memory = memory or Memory()
         self._templates = Templates(self._said)
+        self._patience = Patience()
         self._last: tuple[str, str] | None = None
 
     async def extend(
@@ -53,6 +57,8 @@ class Continuation:
         """
         if self.setting == "off" or not identity.has_company:
             return None
+        if has_documents(chat):  # each such call would be a template of its own to examine
+            return Continued(UNUSUAL if _has_answer(chat) else None)
         known = self._templates.known(renderer, chat)
         if known is not None and not self._usable(known):
             return Continued(TEMPLATE if _has_answer(chat) else None)
@@ -64,15 +70,29 @@ class Continuation:
             return Continued(MEDIA if talk is not None and talk.prefixes else None)
         continued = Continued(None, self._memory, key, talk, stops=bool(chat.get("stop")))
         if talk.prefixes:
-            try:
-                await self._prompt(renderer, chat, continued)
-                continued.outcome = TOKENS
-            except _Ordinary as reason:
-                continued.outcome, continued.before = str(reason), None
-            except RenderError as error:
-                log.debug("not continued policy=%s problem=%s", self.policy, error)
-                continued.outcome, continued.before = UNRENDERED, None
+            continued.outcome = await self._outcome(renderer, chat, continued)
         return continued
+
+    async def _outcome(self, renderer: Renderer, chat: Mapping[str, Any], continued: Continued) -> str:
+        """Set what the call extends, where that can be told in time. What its span says: `tokens`, or why not."""
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                await self._prompt(renderer, chat, continued)
+        except _Ordinary as reason:
+            return str(reason)
+        except RenderError as error:
+            log.debug("not continued policy=%s problem=%s", self.policy, error)
+            return UNRENDERED
+        except TimeoutError:
+            if self._templates.known(renderer, chat) is not None:  # an examination takes longer than a call
+                self._patience.slow(renderer.url)
+            return SLOW
+        self._patience.quick(renderer.url)
+        return TOKENS
+
+    def under(self, setting: Setting) -> "Continuation":
+        """The same by another setting: what is remembered of rollouts stays."""
+        return self if setting == self.setting else Continuation(self.policy, setting, self._memory)
 
     async def examine(self, renderer: Renderer, chat: Mapping[str, Any]) -> None:
         """Find out about the engine's template. Raises RenderError."""
@@ -120,6 +140,8 @@ class Continuation:
         assert talk is not None  # noqa: S101 - the caller made it
         if place == len(talk.messages):
             raise _Ordinary(NOTHING_NEW)
+        if not self._patience.asks(renderer.url):
+            raise _Ordinary(SLOW)
         template = await self._templates.of(renderer, chat)
         end = template.end
         if end is None or not self._usable(template) or (chat.get("tools") and not template.tools):

@@ -71,6 +71,12 @@ def another_fake() -> Any:
     return start
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tested is what engines say, and not how soon machines that are shared let them."""
+    monkeypatch.setattr("sidecar.continuation.road.LIMIT_S", 10.0)
+
+
 @pytest.fixture
 async def served(harness_for: Any) -> AsyncIterator[Any]:
     """A function that serves an engine with a chat template (or tokeniser), and a sidecar in front of it."""

@@ -137,8 +137,20 @@ async def test_rollouts_are_sticky_however_they_are_named(two: Harness, fake: Fa
             (f"/rollout/r{number}/v1", {}),
             ("/v1", {"x_rollout_id": f"r{number}"}),
             ("/v1", {"baggage": f"rollout.id=r{number}"}),
+            ("/v1", {"traceparent": f"00-{1:032x}-{number + 1:016x}-01", "x_rollout_id": f"r{number}"}),
         ]:
             assert (await two.chat({}, at=at, **headers)).status == 200
+        grown = len(fake.requests) - before[0], len(other.requests) - before[1]
+        assert grown in {(4, 0), (0, 4)}
+    assert fake.requests
+    assert other.requests
+
+
+async def test_a_rollout_known_by_its_trace_alone_is_sticky_too(two: Harness, fake: FakeVllm, other: FakeVllm) -> None:
+    for trace in range(1, 7):
+        before = len(fake.requests), len(other.requests)
+        for span in range(1, 4):
+            assert (await two.chat({}, traceparent=f"00-{trace:032x}-{span:016x}-01")).status == 200
         grown = len(fake.requests) - before[0], len(other.requests) - before[1]
         assert grown in {(3, 0), (0, 3)}
     assert fake.requests

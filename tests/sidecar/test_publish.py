@@ -33,6 +33,7 @@ async def test_a_publication_follows_vllms_protocol(harness: Harness, fake: Fake
         "reset_prefix_cache reset_running_requests=true",
         "resume",
     ]
+    assert fake.loads == [{"path": file, "sha256": first["sha256"]}], "the engine checks what it reads"
     second = write_weights(harness, 2, b"other") | {"weights": str(harness.weights / "policy/2/model.safetensors")}
     assert (await publish(harness, second))[0] == 200
     assert [one.split()[0] for one in fake.control[7:]] == list(SWAP), "the transfer is initialised once per engine"

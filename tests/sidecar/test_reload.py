@@ -12,6 +12,7 @@ import pytest
 from fake_vllm import FakeVllm
 from sidecar_process import until
 from stand_ins import Receiver
+from talk import MORE, SEA, USER
 
 from sidecar import fleet
 from sidecar.exposition import Family, merged, what_stays
@@ -92,6 +93,26 @@ async def test_an_engine_that_stays_keeps_what_is_known_of_it(
         listed = await changing.client.get(f"http://127.0.0.1:{changing.running.admin_port}/policies")
         (described,) = (await listed.json())["policies"]
         assert [replica["paused"] for replica in described["replicas"]] == [True, True], "a pause outlives a reload"
+
+
+async def test_rollouts_go_on_by_their_tokens(changing: Changing, served: Any, receiver: Receiver) -> None:
+    _, engine = await served()
+
+    async def ask(said: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        engine.says.append(SEA)
+        url = f"http://127.0.0.1:{changing.running.port}/rollout/r/v1/chat/completions"
+        answer = await changing.client.post(url, json={"model": "policy", "messages": said})
+        return [*said, (await answer.json())["choices"][0]["message"]]
+
+    changing.values["model"] = [policy(engine)]
+    await changing.running.reload()
+    said = await ask([USER])
+    for setting in ("auto", "tokens"):
+        changing.values["model"] = [policy(engine) | {"continuation": setting}]
+        await changing.running.reload()
+        said = await ask([*said, MORE])
+    spans = sorted(await receiver.wait(3), key=lambda span: span.start_ns)
+    assert [span.attributes.get("tracegrad.continuation") for span in spans] == [None, "tokens", "tokens"]
 
 
 async def test_tenants_limits_and_the_admin_key_change(changing: Changing, tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ class FakeVllm:
     updating: bool = False
     control: list[str] = field(default_factory=list)
     """Control calls in the order in which they came, with their bodies where they matter."""
+    loads: list[dict[str, Any]] = field(default_factory=list)
+    """What each `update_weights` named."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     at_once: int = 0
@@ -86,6 +88,7 @@ class FakeVllm:
             app.router.add_post(f"/{step}", self.step)
         app.router.add_route("*", "/echo{rest:.*}", self.echo)
         app.router.add_post("/v1/embeddings", self.embeddings)
+        app.router.add_post("/v1/audio/transcriptions", self.echo)
         return app
 
     async def models(self, _: web.Request) -> web.Response:
@@ -132,6 +135,7 @@ class FakeVllm:
         if name == self.fail_step or (name == "start_weight_update" and self.updating):
             return web.Response(status=500, text="Internal Server Error")
         if name == "update_weights":
+            self.loads.append(body["update_info"])
             self.updating = self.updating and bool(body["update_info"]["path"])
             if not self.updating:
                 return web.Response(status=500, text="Internal Server Error")

@@ -5,6 +5,7 @@ and hermes tool calls out of what it sampled. What it samples decodes to the tex
 ids that its tokenizer would give that text.
 """
 
+import asyncio
 import json
 import random
 from dataclasses import dataclass, field
@@ -62,6 +63,8 @@ class TemplateEngine(FakeVllm):
     """Break a stream off before its end."""
     rendered: int = 0
     """Calls of `/tokenize`."""
+    render_delay_s: float = 0.0
+    """How long it takes for each."""
 
     def application(self) -> web.Application:
         app = super().application()
@@ -97,6 +100,7 @@ class TemplateEngine(FakeVllm):
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.rendered += 1
+        await asyncio.sleep(self.render_delay_s)
         try:
             ids = self.render(body)
         except Exception as error:  # noqa: BLE001 - templates raise what they like; vLLM answers 400
