@@ -10,8 +10,6 @@ from tracegrad.settings import Settings
 PACE_S = 0.02
 """Between two tokens of a stream, about what a large model takes."""
 FIRST_CHUNK_DELAY_S = 0.005
-MOST_STREAMS = 480
-"""At a time: more files than most shells allow a process would be needed."""
 
 
 @dataclass(frozen=True)
