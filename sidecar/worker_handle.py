@@ -14,7 +14,6 @@ from sidecar.exposition import Family
 from tracegrad.errors import TracegradError
 
 ANSWER_S, COUNTS_S = 10.0, 2.0
-COMMAND = (sys.executable, "-m", "sidecar.worker")
 
 
 class WorkerHandle:
