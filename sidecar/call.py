@@ -65,6 +65,8 @@ class Call:
     error_message: str = ""
     untrainable: str | None = None
     """Decided before the tokens are looked at: passthrough, error, aborted, client_disconnected."""
+    unread: str | None = None
+    """Why the answer is not in the record, or not all of it, though the client has it: too_long, compressed, no_json."""
     delivered: bool = False
     """The whole answer was written to the client, which may then close as it likes."""
     ended_ns: int = 0
@@ -219,6 +221,7 @@ def _call_values(call: Call) -> dict[str, Value]:
         names.INPUT_MESSAGES: input_messages(_new_messages(call, body["messages"])) if "messages" in body else None,
         names.TOOL_DEFINITIONS: None if call.growth and call.growth.same_tools else tool_definitions(body.get("tools")),
         names.OUTPUT_MESSAGES: output_messages(answer.choices) if answer.choices else None,
+        names.ANSWER_UNREAD: call.unread,
         names.RESPONSE_ID: answer.id,
         names.RESPONSE_MODEL: answer.model,
         names.FINISH_REASONS: finished or None,

@@ -25,6 +25,10 @@ class Metrics:
     """Calls with earlier answers in them, by policy and by `tokens` or why they were not continued by ids."""
     unrecorded: int = 0
     """Calls whose spans could not be built."""
+    unread: Counter[str] = field(default_factory=Counter)
+    """Answers of providers that are not in the record, or not all of them, by reason."""
+    responses_lost: int = 0
+    """Responses that could not be stored."""
     refusals: Counter[str] = field(default_factory=Counter)
     """Requests that were turned away at the gate, by code."""
     durations: Histogram = field(default_factory=Histogram)
@@ -59,6 +63,20 @@ class Metrics:
             ),
             *of_spans,
             Family("unrecorded_total", "counter", "Calls whose spans could not be built.", (), {(): self.unrecorded}),
+            Family(
+                "answers_unread_total",
+                "counter",
+                "Answers of providers that their spans lack, or the end of which, by reason.",
+                ("reason",),
+                _one(self.unread),
+            ),
+            Family(
+                "responses_lost_total",
+                "counter",
+                "Responses that could not be stored, so that nothing can continue them.",
+                (),
+                {(): self.responses_lost},
+            ),
             Family(
                 "refusals_total",
                 "counter",

@@ -1,6 +1,7 @@
 """Requests that the sidecar does not capture: forwarded byte for byte, both ways, as they come.
 
-Model calls among them are recorded, marked `passthrough`, from a copy of at most `MAX_COPY_BYTES` of the answer.
+Model calls among them are recorded, marked `passthrough`, from a copy of at most `MAX_COPY_BYTES` of the answer. What
+the record lacks of it is said on the span, and counted.
 """
 
 import asyncio
@@ -74,6 +75,10 @@ async def _deliver_recorded(
 
 
 def _note_answer(call: Call, content: bytes, upstream: aiohttp.ClientResponse, dialect: Dialect) -> None:
+    if len(content) > MAX_COPY_BYTES:
+        call.unread = "too_long"
+    elif upstream.headers.get(hdrs.CONTENT_ENCODING, "identity") != "identity":
+        call.unread = "compressed"  # although we asked for none of that
     if upstream.content_type == "text/event-stream":
         stream = dialect.reader()
         for event in EventReader().feed(content):
@@ -88,7 +93,8 @@ def _note_answer(call: Call, content: bytes, upstream: aiohttp.ClientResponse, d
     try:
         answer = orjson.loads(content)
     except orjson.JSONDecodeError:
-        return  # an answer of a provider, in whatever form it likes
+        call.unread = call.unread or "no_json"
+        return
     if isinstance(answer, dict):
         call.answer = dialect.read(answer)
 

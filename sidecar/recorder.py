@@ -70,6 +70,8 @@ class Recorder:
         self._metrics.calls[str(CLIENT_CLOSED if call.error_type == DISCONNECTED else call.status)] += 1
         if call.continuation is not None and call.continuation.outcome is not None:
             self._metrics.continuations[call.policy or "", call.continuation.outcome] += 1
+        if call.unread is not None:
+            self._metrics.unread[call.unread] += 1
         replica, ended = call.replica, _Ended(call)
         if replica is None or call.untrainable is not None or call.start != replica.stamp or self._closing:
             self._record(ended)

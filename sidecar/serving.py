@@ -51,6 +51,7 @@ class Serving:
     proxy: Proxy
     metrics: Metrics
     delivery: Delivery
+    stored: ResponseStore
     lines_lost_before: int = 0
 
     def families(self) -> list[Family]:
@@ -58,6 +59,7 @@ class Serving:
         current = self.proxy.access_log
         self.metrics.log_lines_lost = self.lines_lost_before + (current.lost if current is not None else 0)
         self.metrics.waiting = self.proxy.gate.waiting
+        self.metrics.responses_lost = self.stored.lost
         return self.metrics.families(self.routes.policies.values(), self.delivery)
 
     def reopen_log(self) -> None:
@@ -127,7 +129,7 @@ async def serving(
         proxy = Proxy(routes, session, recorder, gate=gate, prompts=prompts, responses=responses)
         proxy.refusals, proxy.durations = metrics.refusals, metrics.durations
         proxy.access_log = open_access_log(chosen.access_log, worker)
-        running = Serving(settings, worker, routes, fleet, proxy, metrics, delivery)
+        running = Serving(settings, worker, routes, fleet, proxy, metrics, delivery, stored)
         stack.push_async_callback(running.close_log)
         # One handler for all paths needs no router.
         server = web.Server(proxy.handle, access_log=None, handler_cancellation=True, lingering_time=LINGER_S)

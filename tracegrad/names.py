@@ -29,6 +29,7 @@ UNTRAINABLE_REASON = "tracegrad.untrainable.reason"
 RETRY_COUNT = "tracegrad.retry.count"
 TENANT = "tracegrad.tenant"  # whose key the call bore
 CONTINUATION = "tracegrad.continuation"  # tokens: prompted with an earlier call's ids; else why not
+ANSWER_UNREAD = "tracegrad.answer.unread"  # why the span lacks a provider's answer or its end: too_long, compressed, no_json
 PROMPT_NAME = "tracegrad.prompt.name"  # the system prompt that replaced the agent's own
 PROMPT_VERSION = "tracegrad.prompt.version"
 
@@ -38,11 +39,11 @@ EXTENDS_ROOT = "tracegrad.extends.root"  # the first such span on the way up, wh
 EXTENDS_DEPTH = "tracegrad.extends.depth"  # how many spans up that is: 1 for one that extends a root
 EXTENDS_TOKENS = "tracegrad.extends.tokens"  # the prompt begins with so many ids of the earlier prompt and response
 EXTENDS_MESSAGES = "tracegrad.extends.messages"  # the input begins with so many messages, all of the earlier call's
-PROMPT_LENGTH = "tracegrad.prompt.length"  # on a call that extends another: how many ids its whole prompt has
-PROMPT_CRC32 = "tracegrad.prompt.crc32"  # and the CRC-32 of that as compact JSON, by which it is proved
 EXTENDS_TOOLS = "tracegrad.extends.tools"  # true: the tool definitions are the earlier call's
 EXTENDS_LINE = "tracegrad.extends.line"  # the span that begins this chain of calls; absent: the root
 EXTENDS_PATH = "tracegrad.extends.path"  # on that span, JSON: the chains between the root's and this one, in order
+PROMPT_LENGTH = "tracegrad.prompt.length"  # how many ids the whole prompt has
+PROMPT_CRC32 = "tracegrad.prompt.crc32"  # the CRC-32 of the whole prompt as compact JSON: what is put together must have it
 
 AGENT_NAME = "gen_ai.agent.name"
 OPERATION_NAME = "gen_ai.operation.name"
