@@ -12,6 +12,7 @@ from sidecar.history import Growth
 from sidecar.identity import Identity
 from sidecar.messages import input_messages, output_messages, tool_definitions
 from sidecar.policy import Replica, Stamp
+from sidecar.redaction import keys_in, redacted
 from sidecar.sampling import forced, max_tokens, sampling
 from tracegrad import names
 from tracegrad.otlp import SpanContext
@@ -63,10 +64,12 @@ class Call:
     answer: Answer = field(default_factory=Answer)
     error_type: str | None = None
     error_message: str = ""
+    credentials: tuple[Mapping[str, str], str | None] = field(default=({}, None), repr=False)
+    """The client's headers, and the key that went upstream in the place of its own: never recorded."""
     untrainable: str | None = None
     """Decided before the tokens are looked at: passthrough, error, aborted, client_disconnected."""
     unread: str | None = None
-    """Why the answer is not in the record, or not all of it, though the client has it: too_long, compressed, no_json."""
+    """Why the record lacks the answer or its end, which the client has: too_long, compressed, no_json."""
     delivered: bool = False
     """The whole answer was written to the client, which may then close as it likes."""
     ended_ns: int = 0
@@ -85,10 +88,10 @@ class Call:
         return self.start.version if self.start is not None and self.start == self.end else None
 
     def fail(self, error_type: str, message: str, untrainable: str = ERROR) -> None:
-        """Note what went wrong; what was noted first stays."""
+        """Note what went wrong, without keys that the message may hold; what was noted first stays."""
         self.untrainable = self.untrainable or untrainable
         if self.error_type is None:
-            self.error_type, self.error_message = error_type, message
+            self.error_type, self.error_message = error_type, redacted(message, keys_in(*self.credentials))
 
     def why_untrainable(self, choice: Choice | None) -> str | None:
         """Why a choice (None: the call brought none) must not be trained on; None when it may."""

@@ -12,17 +12,27 @@ from tracegrad.errors import UnreachableError
 BASE_VERSION = "default"
 """What an engine says whose weights are those it was started with; we call that version 0."""
 
-CONTROL_PATHS = frozenset(
+READING = frozenset(("GET", "HEAD", "OPTIONS"))
+OPEN_PATHS = frozenset(
     (
-        *("/pause", "/resume", "/abort_requests", "/sleep", "/wake_up", "/release_kv_cache_memory"),
-        *("/init_weight_transfer_engine", "/shutdown_weight_transfer_engine", "/start_weight_update"),
-        *("/start_draft_weight_update", "/update_weights", "/finish_weight_update", "/update_weight_version"),
-        *("/weight_checker", "/collective_rpc", "/scale_elastic_ep"),
-        *("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"),
-        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+        *("/tokenize", "/detokenize", "/ping"),
+        *("/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/v2/embed"),
+        *("/v1/audio/transcriptions", "/v1/audio/translations"),
+        *(f"/v1/{api}/render" for api in ("chat/completions", "completions", "messages", "responses")),
+        *("/v1/chat/completions/derender", "/v1/completions/derender"),
     )
 )
-"""What changes an engine. Agents cannot reach these through the sidecar: lineage would break behind its back."""
+"""What agents may send to a policy's engine beside model calls: it neither changes the engine nor writes as the policy.
+
+All else is closed to them, known or not (`is_open`). Control (`/pause`, `/update_weights`, `/collective_rpc`,
+`/start_profile`, ...) would break lineage behind the sidecar's back; other doors to the same model (`/invocations`,
+`/inference/v1/generate`, `/v1/chat/completions/batch`, `/cohere/v2/chat`, ...) would give tokens that nobody records.
+"""
+
+
+def is_open(method: str, path: str) -> bool:
+    """Whether agents may send this to a policy's engine, beside model calls. `path`: as the engine will read it."""
+    return method in READING or path in OPEN_PATHS
 
 
 class EngineError(UnreachableError):

@@ -116,6 +116,7 @@ def engine_headers(headers: CIMultiDict[str]) -> CIMultiDict[str]:
 
 def recorded_headers(headers: Mapping[str, str], authorization: str | None, call: Call) -> CIMultiDict[str]:
     """The same for a call we record: readable to us, and our span is the parent of what the upstream traces."""
+    call.credentials = headers, authorization
     kept = request_headers(headers, authorization)
     kept[hdrs.ACCEPT_ENCODING] = "identity"
     kept["traceparent"] = call.identity.context.traceparent

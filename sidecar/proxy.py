@@ -22,7 +22,7 @@ from sidecar.chat_request import with_fields
 from sidecar.deliver import Capture
 from sidecar.dialect import Caller, Dialect, Refusal
 from sidecar.dialects import dialects
-from sidecar.engine import CONTROL_PATHS
+from sidecar.engine import is_open
 from sidecar.exposition import Histogram
 from sidecar.facts import Facts
 from sidecar.failures import TIMEOUT
@@ -123,9 +123,9 @@ class Proxy:
         route = self.routes.default
         if route.policy is not None and (missing := names_response(path)):
             raise Refusal(404, f"Response with id '{missing}' not found.")
-        if route.policy is not None and unquote(path).rstrip("/") in CONTROL_PATHS:
-            message = f"{path} changes the engine and is not for agents: publish through the sidecar's admin port"
-            return openai_error(403, message, code="control_path")
+        if route.policy is not None and path != COUNT_PATH and not is_open(request.method, unquote(path)):
+            message = f"{request.method} {path} is closed to agents: it could change the engine, or go unrecorded"
+            return openai_error(403, message, code="closed_path")
         inbound, limit = Inbound(request, target.path, limit_s=self.gate.timeout_s), self.gate.max_upload_bytes
         try:
             async with asyncio.timeout(inbound.limit_s) as inbound.deadline:

@@ -23,7 +23,8 @@ def provider(url: str, **values: Any) -> dict[str, Any]:
     return {"name": "*", "upstream": url, **values}
 
 
-async def test_any_other_path_is_forwarded_as_it_is(harness: Harness) -> None:
+async def test_any_other_path_is_forwarded_as_it_is(harness_for: Any, fake: FakeVllm) -> None:
+    harness = await harness_for(provider(fake.url))
     path = "/echo/a%2Fb//c?x=1&y=%20z"
     headers = {"x-custom": "kept", "authorization": "Bearer mine", "connection": "x-drop", "x-drop": "1", "te": "gzip"}
     answer = await harness.session.put(harness.url + path, data=b"\x00body", headers=headers)
@@ -45,22 +46,15 @@ async def test_a_body_of_any_size_is_streamed_both_ways(harness: Harness) -> Non
         for _ in range(70):
             yield bytes(1 << 20)
 
-    answer = await harness.session.post(f"{harness.url}/echo", data=pieces())
+    answer = await harness.session.post(f"{harness.url}/v1/audio/transcriptions", data=pieces())
     assert (await answer.json())["length"] == size
 
 
 async def test_a_compressed_request_reaches_the_upstream_readable(harness: Harness) -> None:
     headers = {"content-encoding": "gzip"}
-    answer = await harness.session.post(f"{harness.url}/echo", data=gzip.compress(b"text"), headers=headers)
+    url = f"{harness.url}/v1/audio/transcriptions"
+    answer = await harness.session.post(url, data=gzip.compress(b"text"), headers=headers)
     assert (await answer.json())["body"] == "text"
-
-
-@pytest.mark.parametrize("path", ["/update_weights", "/%75pdate_weights", "/pause/", "/collective_rpc"])
-async def test_agents_cannot_change_the_engine(harness: Harness, fake: FakeVllm, path: str) -> None:
-    answer = await harness.session.post(harness.url + path, json={"update_info": {"path": "/etc/passwd"}})
-    assert answer.status == 403
-    assert (await answer.json())["error"]["code"] == "control_path"
-    assert fake.control == []
 
 
 async def test_a_model_without_a_policy_is_recorded_and_untouched(harness_for: Any, fake: FakeVllm) -> None:
