@@ -4,6 +4,11 @@ Differences between a vLLM stream with and without what we add, all undone here:
 `logprobs` are null; chunks that exist only to carry them (empty delta, not finished) are not sent; there is no usage
 chunk; `system_fingerprint` stands on the chunks that finish a choice instead of on the usage chunk, so those are held
 back until it comes, which is at once unless n > 1.
+
+One thing cannot be undone. vLLM (0.32) makes the same empty delta where its parser had nothing to say, and would send
+no chunk without us, as where it would: for the second of several tool calls under `parallel_tool_calls: false`, and
+after the calls of a Mistral tokenizer older than v11. No chunk is sent for either. An empty delta that came without
+ids and log-probs, as where `include_reasoning: false` withholds them, is vLLM's own, and passes.
 """
 
 from collections.abc import Mapping

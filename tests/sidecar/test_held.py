@@ -43,3 +43,22 @@ def test_once_the_engines_fingerprint_is_known_nothing_waits(fingerprint: str | 
 def test_a_chunk_with_choices_and_usage_does_not_overtake() -> None:
     chunks = [chunk(0), chunk(0, "stop"), chunk(0) | {"usage": {"prompt_tokens": 1}}]
     assert written(CHAT.stream(HIDDEN), chunks) == chunks
+
+
+@pytest.mark.parametrize(
+    ("delta", "sampled", "shown"),
+    [
+        ({}, {"token_ids": [5], "logprobs": {"content": [{"logprob": -0.5}]}}, False),
+        ({}, {"token_ids": [], "logprobs": None}, False),
+        ({}, {"token_ids": None, "logprobs": None}, True),
+        ({"content": ""}, {"token_ids": [5], "logprobs": {"content": [{"logprob": -0.5}]}}, True),
+        ({"content": None}, {"token_ids": [5], "logprobs": {"content": [{"logprob": -0.5}]}}, True),
+    ],
+)
+def test_a_chunk_that_only_brings_tokens_is_not_shown(
+    delta: dict[str, Any], sampled: dict[str, Any], shown: bool
+) -> None:
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, "token_ids": None}
+    bare = {"id": "c", "object": "chat.completion.chunk", "choices": [choice]}
+    brought = bare | {"choices": [choice | sampled]}
+    assert written(CHAT.stream(HIDDEN), [chunk(0), brought]) == [chunk(0)] + [bare] * shown
