@@ -60,10 +60,11 @@ class Operation(ABC):
             if self._again is None:
                 raise SettingsError("this sidecar was not started from a configuration that it could read again")
             settings, waiting = taken_up(self.settings, await asyncio.to_thread(self._again))
-            keys = admin_keys(settings)
+            keys, before = admin_keys(settings), self.settings
             self._admin.use(await self._take_up(settings))
             self.settings, self._admin.keys = settings, keys
         log.info("configuration reloaded")
+        warn_of_open_doors(before, settings)
         if waiting:
             log.warning("changed settings that need a restart: %s", ", ".join(waiting))
         warn_of_risks(settings)
@@ -163,6 +164,14 @@ def warn_of_risks(settings: Settings) -> None:
         log.warning("the admin port is open to the network without a key: set [sidecar] admin_key, or admin_host")
     if not _is_loopback(chosen.host) and not settings.tenant:
         log.warning("the agents' port is open to the network without keys: configure [[tenant]], or host")
+
+
+def warn_of_open_doors(before: Settings, after: Settings) -> None:
+    """Log which ports a reload has opened to whoever reaches them."""
+    if before.tenant and not after.tenant:
+        log.warning("all %d [[tenant]] entries are gone: the agents' port asks for no key any more", len(before.tenant))
+    if before.sidecar.admin_secret is not None and after.sidecar.admin_secret is None:
+        log.warning("[sidecar] admin_key is gone: the admin port asks for no key any more")
 
 
 def _is_loopback(host: str) -> bool:

@@ -6,6 +6,7 @@ import typer
 
 from tracegrad import settings
 from tracegrad.cli.options import ConfigFile
+from tracegrad.configuration import Configuration
 
 EXAMPLE = "Example: tracegrad sidecar --config tracegrad.toml --workers 4"
 
@@ -24,9 +25,10 @@ def command(
 
     SIGHUP reads the configuration again. SIGTERM ends it when calls in flight have ended, a second one at once.
     """
+    configuration = Configuration(config)
 
     def read() -> settings.Settings:
-        return settings.load(config).with_values("sidecar", port=port, admin_port=admin_port, workers=workers)
+        return configuration.read().with_values("sidecar", port=port, admin_port=admin_port, workers=workers)
 
     chosen = read()
     from sidecar.server import run
