@@ -16,6 +16,10 @@ import pytest
 from sidecar_harness import Harness
 from stand_ins import ReceivedSpan
 
+from sidecar import engine
+from sidecar.engine import EngineError
+from sidecar.forward import control_session
+
 pytestmark = pytest.mark.slow
 
 CALCULATOR = {
@@ -194,6 +198,27 @@ async def test_a_file_that_vllm_refuses_leaves_it_serving(harness: Harness, vllm
     await publish(harness, 2001, vllm_server.model_dir)
     answer = await harness.chat({"messages": HELLO, "temperature": 0})
     assert answer.headers["x-tracegrad-policy"] == "policy@2001"
+
+
+async def test_the_engine_itself_checks_what_it_reads(harness: Harness, vllm_server: Any) -> None:
+    await publish(harness, 2002, vllm_server.model_dir)
+    file = harness.weights / "policy" / "2002" / "model.safetensors"
+    session, url = harness.session, vllm_server.url
+    await engine.pause(session, url)
+    try:
+        with pytest.raises(EngineError, match="refused /update_weights"):
+            await engine.load_weights(session, url, str(file), hashlib.sha256(b"another").hexdigest(), 2003)
+        assert await engine.weight_version(session, url, 60) == 2002
+        sha256 = hashlib.sha256(await asyncio.to_thread(file.read_bytes)).hexdigest()
+        await engine.load_weights(session, url, str(file), sha256, 2003)
+        assert await engine.weight_version(session, url, 60) == 2003
+    finally:
+        await engine.resume(session, url)
+
+
+async def test_the_engine_tells_whether_it_holds_strict_tools_to_their_schema(vllm_server: Any) -> None:
+    async with control_session() as session:
+        assert await engine.token_settings(session, vllm_server.url) == ("raw_logprobs", True)
 
 
 async def test_the_engine_tells_what_its_log_probs_are_of(harness_for: Any, vllm_server: Any) -> None:
