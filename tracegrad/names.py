@@ -29,7 +29,7 @@ UNTRAINABLE_REASON = "tracegrad.untrainable.reason"
 RETRY_COUNT = "tracegrad.retry.count"
 TENANT = "tracegrad.tenant"  # whose key the call bore
 CONTINUATION = "tracegrad.continuation"  # tokens: prompted with an earlier call's ids; else why not
-ANSWER_UNREAD = "tracegrad.answer.unread"  # why the span lacks a provider's answer or its end: too_long, compressed, no_json
+ANSWER_UNREAD = "tracegrad.answer.unread"  # why a provider's answer is not all there: too_long, compressed, no_json
 PROMPT_NAME = "tracegrad.prompt.name"  # the system prompt that replaced the agent's own
 PROMPT_VERSION = "tracegrad.prompt.version"
 
@@ -43,7 +43,7 @@ EXTENDS_TOOLS = "tracegrad.extends.tools"  # true: the tool definitions are the 
 EXTENDS_LINE = "tracegrad.extends.line"  # the span that begins this chain of calls; absent: the root
 EXTENDS_PATH = "tracegrad.extends.path"  # on that span, JSON: the chains between the root's and this one, in order
 PROMPT_LENGTH = "tracegrad.prompt.length"  # how many ids the whole prompt has
-PROMPT_CRC32 = "tracegrad.prompt.crc32"  # the CRC-32 of the whole prompt as compact JSON: what is put together must have it
+PROMPT_CRC32 = "tracegrad.prompt.crc32"  # of the whole prompt as compact JSON: what is put together must have it
 
 AGENT_NAME = "gen_ai.agent.name"
 OPERATION_NAME = "gen_ai.operation.name"
