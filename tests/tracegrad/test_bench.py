@@ -7,12 +7,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tracegrad.bench import machine, otlp_spans, payload, processes
 from tracegrad.bench.load import Load
+from tracegrad.bench.load_requests import Rollouts
 from tracegrad.bench.metric import Metric, shown
 from tracegrad.bench.phases import DIRECT, Harness, Phase, Target, alternate, harness
 from tracegrad.errors import TracegradError
@@ -200,3 +203,44 @@ def test_the_load_generator_says_when_nobody_listens(tmp_path: Path) -> None:
     result = subprocess.run(command, input=given, capture_output=True, check=False, timeout=30)
     assert result.returncode == 1
     assert b"Connection refused" in result.stderr
+
+
+def test_rollouts_are_played_turn_by_turn_and_no_other_load_has_them() -> None:
+    rollouts = Rollouts("/v1/chat/completions", 1, model=payload.MODEL, turns=3)
+    one, other = rollouts.play(), rollouts.play()
+    sent = [next(one) for _ in range(4)] + [next(other)]
+    names = [request.split(b"/")[2] for request in sent]
+    assert (names[0], len(set(names))) == (names[2], 3)
+    assert [request.partition(b"\r\n\r\n")[2] for request in sent] == [
+        payload.request(turn=turn) for turn in (0, 1, 2, 0, 0)
+    ]
+
+
+def test_the_stand_in_tokenizes_what_it_prompts_with(bench: Harness) -> None:
+    for turn in (0, 1, 3):
+        body = json.loads(payload.request(turn=turn))
+        plain = tokenized(bench, body["messages"])
+        assert plain == json.loads(payload.answer(turn))["prompt_token_ids"]
+        if turn:
+            body["messages"][-2]["content"] += " more"
+            changed = tokenized(bench, body["messages"])
+            assert [one == other for one, other in zip(plain, changed, strict=True)].count(False) == 1
+            after_answer = len(plain) - payload.TOOL_TOKENS
+            assert plain[after_answer - 1] == payload.END
+            assert plain[after_answer - 2] != changed[after_answer - 2]
+
+
+def test_other_conversations_are_written_once_and_extended(bench: Harness) -> None:
+    asked = [{"role": "user", "content": "What is it?"}]
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
+    more = [*asked, {"role": "assistant", "content": "", "reasoning": "Hm.", "tool_calls": [call]}, *asked]
+    first, second = tokenized(bench, asked), tokenized(bench, more)
+    assert second[: len(first)] == first
+    assert second.count(payload.END) == 3
+
+
+def tokenized(bench: Harness, messages: list[dict[str, Any]]) -> list[int]:
+    status, answer = processes.ask(bench.port, "POST", "/tokenize", orjson.dumps({"messages": messages}))
+    assert status == 200
+    found: list[int] = json.loads(answer)["tokens"]
+    return found

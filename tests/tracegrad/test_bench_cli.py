@@ -21,6 +21,8 @@ PROMISED = {
         "rss_growth_bytes_per_call",
         "bytes_ratio_32_to_16_turns",
     ),
+    *("rollout_cpu_ms_per_call", "rollout_requests_per_s_per_core", "rollout_rss_growth_bytes_per_call"),
+    *("rollout_added_latency_p50_ms", "rollout_added_latency_p99_ms"),
 }
 """Names that other programs rely on."""
 
@@ -78,6 +80,8 @@ def test_a_quick_run_finds_everything_that_was_promised(tmp_path: Path) -> None:
     assert 1 < found["bytes_ratio_32_to_16_turns"] <= 2.2
     assert found["added_latency_p50_ms"] > 0
     assert found["requests_per_s"] > 0
+    assert found["rollout_requests_per_s"] > 0
+    assert found["rollout_continued_share"] > 0.5, "rollouts are continued by their tokens"
     assert access_log.read_text().count("\n") >= found["spans_delivered"], "the settings of the file were measured"
     assert "one call at a time: sidecar" in result.stderr.splitlines()
     assert "sidecar: loads of less than 1 s show that the bench works" in result.stderr

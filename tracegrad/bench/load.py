@@ -10,11 +10,13 @@ import selectors
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 import orjson
 
 from tracegrad.bench import payload
+from tracegrad.bench.load_requests import Rollouts, anonymous
 
 STALLED_S = 60.0
 MOST_ERRORS = 50
@@ -38,6 +40,8 @@ class Load:
     seconds: float = 0.0
     calls: int = 0
     warm: int = 0
+    turns: int = 0
+    """Of the rollouts whose calls these are; 0: calls that nothing connects."""
 
 
 @dataclass
@@ -72,9 +76,12 @@ class Seen:
 class _Connection:
     """One place of the closed loop. `left`: bytes that are to come; None while unknown, -1 where chunks tell."""
 
-    __slots__ = ("chunked", "closes", "first", "keeps", "left", "pieces", "received", "sock", "started", "status")
+    __slots__ = (
+        *("chunked", "closes", "first", "keeps", "left", "pieces", "received", "requests", "sock", "started", "status"),
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, requests: Iterator[bytes]) -> None:
+        self.requests = requests
         self.sock: socket.socket
         self.begin()
 
@@ -93,11 +100,7 @@ class Generator:
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        body = payload.request(model=load.model, stream=load.stream)
-        self._request = (
-            f"POST {load.path} HTTP/1.1\r\nhost: 127.0.0.1:{load.port}\r\ncontent-type: application/json\r\n"
-            f"accept: */*\r\ncontent-length: {len(body)}\r\n\r\n"
-        ).encode() + body
+        self._rollouts = Rollouts(load.path, load.port, model=load.model, turns=load.turns)
         self._buffer = bytearray(BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._selector = selectors.DefaultSelector()
@@ -112,7 +115,7 @@ class Generator:
         """Send everything. Raises OSError where nobody listens."""
         self._start_clock()
         for _ in range(self._load.concurrency):
-            one = _Connection()
+            one = _Connection(self._requests())
             self._dial(one)
             self._send(one)
         last = self._began
@@ -128,6 +131,12 @@ class Generator:
                 break
             last = time.perf_counter()
         return self._result(last)
+
+    def _requests(self) -> Iterator[bytes]:
+        load = self._load
+        if load.turns:
+            return self._rollouts.play()
+        return anonymous(load.path, load.port, model=load.model, stream=load.stream)
 
     def _start_clock(self) -> None:
         self._began = time.perf_counter()
@@ -152,13 +161,14 @@ class Generator:
         one.keeps = load.stream or self._sent % INSPECT_EVERY == 0
         self._sent += 1
         self._in_flight += 1
+        request = next(one.requests)
         one.started = time.perf_counter()
         try:
-            one.sock.sendall(self._request)
+            one.sock.sendall(request)
         except OSError:  # closed while it was idle
             self._dial_again(one)
             one.started = time.perf_counter()
-            one.sock.sendall(self._request)
+            one.sock.sendall(request)
 
     def _is_over(self) -> bool:
         return self._seen.all_calls >= self._load.warm and time.perf_counter() >= self._deadline

@@ -14,6 +14,8 @@ import orjson
 MODEL = "bench-model"
 PROMPT_TOKENS, RESPONSE_TOKENS, TOOL_TOKENS = 1500, 200, 300
 VOCABULARY = 151_936
+END = VOCABULARY - 1
+"""The token that ends an answer, and stands nowhere else."""
 TURN = "turn-"
 """A request whose `user` is this and a number is answered as that turn of a rollout."""
 LONGEST = 64
@@ -115,11 +117,29 @@ def _sampled() -> _Sampled:
         {"token": token, "logprob": -abs(source.gauss(0, 1.3)), "bytes": list(token.encode()), "top_logprobs": []}
         for token in tokens
     )
-    length = PROMPT_TOKENS + LONGEST * (RESPONSE_TOKENS + TOOL_TOKENS)
-    return _Sampled(tokens, logprobs, tuple(source.randrange(VOCABULARY) for _ in range(length)))
+    ids = [source.randrange(END) for _ in range(_begin(LONGEST))]
+    for turn in range(LONGEST):
+        ids[_begin(turn) + RESPONSE_TOKENS - 1] = END
+    return _Sampled(tokens, logprobs, tuple(ids))
+
+
+def _begin(turn: int) -> int:
+    """How long the prompt of a turn is."""
+    return PROMPT_TOKENS + turn * (RESPONSE_TOKENS + TOOL_TOKENS)
 
 
 _SAMPLED = _sampled()
+OPENING = orjson.dumps(_text(random.Random("request"), 100))[1:-1]  # noqa: S311 - no secret
+"""What every conversation here begins with, as JSON text."""
+
+
+def prompt_ids(turn: int, *, changed: bool = False) -> list[int]:
+    """What the engine is prompted with; `changed`: as if the last answer had ended in other words."""
+    ids = list(_SAMPLED.ids[: _begin(turn)])
+    if changed:
+        place = _begin(turn - 1) + RESPONSE_TOKENS - 2
+        ids[place] = (ids[place] + 1) % END
+    return ids
 
 
 def _head(kind: str) -> Json:
@@ -139,7 +159,7 @@ def answer_text() -> str:
 
 def answer(turn: int = 0) -> bytes:
     """A whole chat completion as vLLM gives it to who asks for ids and log-probs."""
-    begin = PROMPT_TOKENS + turn * (RESPONSE_TOKENS + TOOL_TOKENS)
+    begin = _begin(turn)
     message = {"role": "assistant", "content": answer_text(), "refusal": None, "annotations": None, "audio": None}
     choice = {
         "index": 0,
@@ -157,7 +177,7 @@ def answer(turn: int = 0) -> bytes:
             "system_fingerprint": None,
             "usage": _usage(begin, RESPONSE_TOKENS),
             "prompt_logprobs": None,
-            "prompt_token_ids": _SAMPLED.ids[:begin],
+            "prompt_token_ids": prompt_ids(turn),
             "kv_transfer_params": None,
         }
     )

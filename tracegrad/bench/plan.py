@@ -14,7 +14,7 @@ FIRST_CHUNK_DELAY_S = 0.005
 
 @dataclass(frozen=True)
 class Plan:
-    """The figures of one run; the defaults take less than three minutes. `say` is told what is going on."""
+    """The figures of one run; the defaults take less than four minutes. `say` is told what is going on."""
 
     say: Callable[[str], None]
     base: Settings = field(default_factory=Settings)
@@ -26,6 +26,11 @@ class Plan:
     calls: int = 20_000
     """Over which memory is watched."""
     warm_calls: int = 5_000
+    turns: int = 8
+    """Of a rollout."""
+    rollout_calls: int = 6_000
+    rollout_warm_calls: int = 16_000
+    """The same for calls of rollouts, of which more is remembered."""
     streams: int = 64
     full_streams: int = 400
     """More chunks a second than one core is expected to pass on."""
@@ -46,6 +51,9 @@ class Plan:
             concurrency=16,
             calls=300,
             warm_calls=100,
+            turns=4,
+            rollout_calls=100,
+            rollout_warm_calls=100,
             streams=8,
             full_streams=24,
             stream_tokens=10,

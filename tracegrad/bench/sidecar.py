@@ -1,18 +1,18 @@
 """`tracegrad bench sidecar`: what the sidecar adds to a call, in time, CPU and memory.
 
 Straight to the stand-in, through the least aiohttp proxy, and through the sidecar, in turn. Proxies are on one core,
-stand-in and load generator on others. `*_per_core` figures are calls or chunks per second of CPU time; other rates are
-what a client sees from a proxy that has one core.
+stand-in and load generator on others. Where a name does not begin with `rollout_`, calls are anonymous: nothing
+connects them, so that no earlier one is looked up. `*_per_core` figures are calls or chunks per second of CPU time;
+other rates are what a client sees from a proxy that has one core.
 """
 
 import contextlib
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracegrad.bench import growth, machine, peers, processes, workers
+from tracegrad.bench import growth, machine, peers, processes, rollouts, workers
 from tracegrad.bench.metric import Metric, Outcome
 from tracegrad.bench.phases import BUSY, DIRECT, Harness, Measured, Phase, Target, alternate, harness
 from tracegrad.bench.plan import FIRST_CHUNK_DELAY_S, PACE_S, Plan
@@ -20,7 +20,6 @@ from tracegrad.bench.sidecar_under_test import SidecarUnderTest, sidecar
 from tracegrad.bench.tables import peer_table, phase_table
 
 MINIMAL, SIDECAR = "minimal", "sidecar"
-SETTLE_S = 1.0
 LEAST_S = 1.0
 
 
@@ -48,7 +47,9 @@ def run(plan: Plan) -> Outcome:
         with harness(directory, cores, plan.say) as bench:
             with _minimal(bench) as minimal, sidecar(bench, cores.proxy, plan.base) as tested:
                 phases = _phases(bench, plan, minimal, tested.target)
-                more = [*_memory(bench, plan, tested), *_growth(bench, tested)]
+                more = _memory(bench, plan, tested)
+                played = rollouts.measure(bench, plan, tested)
+                more += [*played.metrics, *_growth(bench, tested)]
                 share, untrainable = tested.trainable()
             two = workers.compare(bench, plan)
             spans = bench.wait_for_spans()
@@ -65,7 +66,7 @@ def run(plan: Plan) -> Outcome:
     notes = [*_notes(plan, cores, phases), *two.notes]
     if untrainable:
         notes.append(f"not trainable: {', '.join(f'{count:g} {reason}' for reason, count in untrainable.items())}")
-    details = [phase_table(phases.all), *peer_table(measured, phases.many)]
+    details = [phase_table((*phases.all, *played.phases)), *peer_table(measured, phases.many)]
     return Outcome(metrics, details, notes)
 
 
@@ -100,20 +101,14 @@ def _memory(bench: Harness, plan: Plan, tested: SidecarUnderTest) -> list[Metric
     """Growth over many calls, once everything that fills up has been filled."""
     assert tested.target.running is not None  # noqa: S101 - it was started
     alternate(bench, "memory, warming up", [tested.target], 1, plan.counted(plan.warm_calls))
-    before = _resident(bench, tested)
+    before = rollouts.resident(bench, tested)
     alternate(bench, f"memory over {plan.calls:,} calls", [tested.target], 1, plan.counted(plan.calls))
-    after = _resident(bench, tested)
+    after = rollouts.resident(bench, tested)
     growing = None if before is None or after is None else (after - before) / plan.calls
     return [
-        Metric("rss_growth_bytes_per_call", growing, f"memory kept of a call, over {plan.calls:,}", "<= 100"),
+        Metric("rss_growth_bytes_per_call", growing, f"memory kept of anonymous calls, over {plan.calls:,}", "<= 100"),
         Metric("rss_bytes", after, "memory of the sidecar after that"),
     ]
-
-
-def _resident(bench: Harness, tested: SidecarUnderTest) -> int | None:
-    bench.wait_for_spans()
-    time.sleep(SETTLE_S)
-    return machine.resident_bytes(tested.target.running.pids) if tested.target.running else None
 
 
 def _growth(bench: Harness, tested: SidecarUnderTest) -> list[Metric]:
@@ -132,13 +127,13 @@ def _metrics(phases: _Phases) -> list[Metric]:
         return phase.compared(SIDECAR, DIRECT, lambda one, base: getattr(one.seen, how) - getattr(base.seen, how))
 
     return [
-        Metric("added_latency_p50_ms", added("p50_ms"), "added to one call at a time, median", "<= 0.6"),
+        Metric("added_latency_p50_ms", added("p50_ms"), "anonymous calls: added to one at a time, median", "<= 0.6"),
         Metric("added_latency_p99_ms", added("p99_ms"), "the same, 99th percentile", "<= 1.5"),
         Metric("added_latency_p99_best_ms", _best_p99(alone), "the same, in the quietest repeat"),
-        Metric("requests_per_s", many.median(SIDECAR, _rate), "calls a second on one core", ">= 1500"),
+        Metric("requests_per_s", many.median(SIDECAR, _rate), "anonymous calls a second on one core", ">= 1500"),
         Metric("requests_per_s_per_core", many.median(SIDECAR, _per_core), "calls per second of CPU time", ">= 1500"),
         Metric("minimal_requests_per_s_per_core", many.median(MINIMAL, _per_core), "the same, the least aiohttp proxy"),
-        Metric("cpu_ms_per_call", many.median(SIDECAR, _cpu), "CPU time of a call"),
+        Metric("cpu_ms_per_call", many.median(SIDECAR, _cpu), "CPU time of an anonymous call"),
         Metric("minimal_cpu_ms_per_call", many.median(MINIMAL, _cpu), "the same, the least aiohttp proxy"),
         Metric("cpu_ratio_to_minimal_proxy", many.compared(SIDECAR, MINIMAL, _cpu_ratio), "one to the other", "<= 1.7"),
         Metric(

@@ -22,6 +22,8 @@ OURS = {"host", "port", "admin_host", "admin_port", "data", "weights", "workers"
 """Values of `[sidecar]` that the bench chooses."""
 _CHOICES = re.compile(r'^tracegrad_sidecar_choices_total\{trainable="(\w+)",reason="(\w*)"\} (\S+)$', re.MULTILINE)
 
+_CONTINUATIONS = re.compile(r'^tracegrad_sidecar_continuations_total\{.*outcome="(\w+)"\} (\S+)$', re.MULTILINE)
+
 
 @dataclass(frozen=True)
 class SidecarUnderTest:
@@ -32,13 +34,23 @@ class SidecarUnderTest:
 
     def trainable(self) -> tuple[float, Mapping[str, float]]:
         """The share of its answers that may be trained on, and how many may not by why."""
-        status, page = processes.ask(self.admin_port, "GET", "/metrics")
-        if status != 200:
-            raise TracegradError(f"the sidecar's /metrics was answered with status {status}")
-        found = {reason: float(count) for _, reason, count in _CHOICES.findall(page.decode())}
+        found = {reason: float(count) for _, reason, count in _CHOICES.findall(self._metrics())}
         total = sum(found.values())
         share = found.pop("", 0.0) / total if total else 0.0
         return share, found
+
+    def continued(self) -> float:
+        """The share of calls with an earlier turn here that were prompted with exactly its tokens."""
+        found = {outcome: float(count) for outcome, count in _CONTINUATIONS.findall(self._metrics())}
+        found.pop("no_history", None)
+        total = sum(found.values())
+        return found.get("tokens", 0.0) / total if total else 0.0
+
+    def _metrics(self) -> str:
+        status, page = processes.ask(self.admin_port, "GET", "/metrics")
+        if status != 200:
+            raise TracegradError(f"the sidecar's /metrics was answered with status {status}")
+        return page.decode()
 
 
 @contextlib.contextmanager

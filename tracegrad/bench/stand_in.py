@@ -4,6 +4,8 @@ Invariant: an answer costs as little as Python allows (it is encoded before anyb
 looked at), since it shares its core with the load generator and must never be what a phase waits for.
 
     POST /v1/chat/completions  the answer of `payload`: whole, streamed, or that of a turn
+    POST /rollout/ID/v1/...    the same
+    POST /tokenize             a conversation's ids
     POST /v1/traces            an OTLP export: counted
     GET  /weight_info          version 1
     GET  /bench/stats          what was counted
@@ -21,6 +23,7 @@ import orjson
 import uvloop
 
 from tracegrad.bench import otlp_spans, payload
+from tracegrad.bench.toy_template import Tokenizer
 
 READ_HEAD = b"\r\n\r\n"
 MODELS = {"object": "list", "data": [{"id": payload.MODEL, "object": "model", "owned_by": "bench"}]}
@@ -46,6 +49,8 @@ class Counts:
     streams: int = 0
     asked_token_ids: int = 0
     """Calls that asked for ids and log-probs."""
+    given_token_ids: int = 0
+    """Calls whose prompt was given as ids."""
     exports: int = 0
     export_bytes: int = 0
     spans: int = 0
@@ -60,6 +65,7 @@ class StandIn:
         self.counts = Counts()
         self.answer = _response(payload.answer())
         self.turns: dict[bytes, bytes] = {}
+        self.tokenizer = Tokenizer()
         self.pace(0.0, payload.RESPONSE_TOKENS)
 
     def pace(self, delay_s: float, tokens: int) -> None:
@@ -134,7 +140,9 @@ class Connection(asyncio.Protocol):
 
     def _serve(self, head: bytes, body: bytes) -> None:
         stand_in, counts = self._all, self._all.counts
-        if head.startswith(b"POST /v1/chat/completions "):
+        line = head[: head.find(b"\r\n")]
+        if line.startswith(b"POST /") and line.endswith(b"/v1/chat/completions HTTP/1.1"):
+            counts.given_token_ids += b'"prompt_token_ids":[' in body
             counts.asked_token_ids += b'"return_token_ids":' in body and b'"logprobs":' in body
             if b'"stream":true' in body or b'"stream": true' in body:
                 counts.streams += 1
@@ -143,7 +151,9 @@ class Connection(asyncio.Protocol):
                 return
             counts.calls += 1
             self._transport.write(stand_in.turn(body) or stand_in.answer)
-        elif head.startswith(b"POST /v1/traces"):
+        elif line.startswith(b"POST /tokenize "):
+            self._transport.write(_response(stand_in.tokenizer.answer(body)))
+        elif line.startswith(b"POST /v1/traces"):
             counts.exports += 1
             counts.export_bytes += len(body)
             counts.spans += otlp_spans.count(body)
