@@ -28,7 +28,7 @@ class Plan:
     warm_calls: int = 5_000
     turns: int = 8
     """Of a rollout."""
-    rollout_calls: int = 6_000
+    rollout_calls: int = 4_000
     rollout_warm_calls: int = 16_000
     """The same for calls of rollouts, of which more is remembered."""
     streams: int = 64

@@ -29,10 +29,10 @@ class Found:
 def measure(bench: Harness, plan: Plan, tested: SidecarUnderTest) -> Found:
     """Play rollouts straight to the stand-in and through the sidecar."""
     target, turns = tested.target, {"turns": plan.turns}
-    title = f"rollouts of {plan.turns} turns, "
-    alone = alternate(bench, f"{title}one at a time", [bench.direct, target], plan.repeats, {**plan.plain(1), **turns})
+    title, few = f"rollouts of {plan.turns} turns, ", min(plan.repeats, 2)
+    alone = alternate(bench, f"{title}one at a time", [bench.direct, target], few, {**plan.plain(1), **turns})
     many = alternate(
-        bench, f"{title}{plan.concurrency} at a time", [target], plan.repeats, {**plan.plain(plan.concurrency), **turns}
+        bench, f"{title}{plan.concurrency} at a time", [target], few, {**plan.plain(plan.concurrency), **turns}
     )
     growing, after = growth(bench, plan, tested)
 
