@@ -3,9 +3,12 @@
 import json
 from collections.abc import AsyncIterator
 
+import aiohttp
 import orjson
 from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 
+from sidecar.body_encoding import INVALID_BODY, Decoder
 from sidecar.dialect import Json, Refusal
 from sidecar.gate import too_large
 
@@ -22,16 +25,34 @@ async def read_body(request: web.BaseRequest, limit: float) -> bytes:
     if declares_too_much(request, limit):
         raise too_large(limit)
     content = request.content
-    received = await content.readany()
-    if content.at_eof() and len(received) <= limit:
-        return received
-    parts, size = [received], len(received)
-    while received and size <= limit:
+    try:
+        if (encoding := request.headers.get(hdrs.CONTENT_ENCODING)) is not None:
+            return await _decoded(content, Decoder(encoding), limit)
         received = await content.readany()
-        size += len(received)
-        parts.append(received)
+        if content.at_eof() and len(received) <= limit:
+            return received
+        parts, size = [received], len(received)
+        while received and size <= limit:
+            received = await content.readany()
+            size += len(received)
+            parts.append(received)
+    except (web.RequestPayloadError, HttpProcessingError) as error:
+        raise Refusal(400, "the request body is not framed as its headers say", INVALID_BODY) from error
     if size > limit:
         raise too_large(limit)
+    return b"".join(parts)
+
+
+async def _decoded(content: aiohttp.StreamReader, decoder: Decoder, limit: float) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while received := await content.readany():
+        part = decoder.feed(received, limit - size)
+        size += len(part)
+        parts.append(part)
+        if size > limit:
+            raise too_large(limit)
+    decoder.end()
     return b"".join(parts)
 
 

@@ -10,7 +10,7 @@ from sidecar.call import Call
 from sidecar.chat_answer import Answer
 from sidecar.chat_request import Hidden
 from sidecar.dialect import Dialect, Exchange, Json, Native, NativeStream, Refusal
-from sidecar.failures import DIED, TIMEOUT, error_message
+from sidecar.failures import DIED, TIMEOUT, error_message, note_refusal
 from sidecar.forward import Inbound, identity_headers, response_headers
 from sidecar.policy import Replica
 from sidecar.sse import Event, EventReader, EventTooLargeError
@@ -122,9 +122,10 @@ async def _deliver_stream(
     except asyncio.CancelledError:
         if not inbound.timed_out or not response.prepared:
             raise
-        message = f"the call took longer than {inbound.limit_s} s"
-        call.fail(TIMEOUT, message)
-        await inbound.end_late(response, client.flush() + _error_event(client, capture, message, TIMEOUT))
+        late = inbound.too_late
+        note_refusal(call, late)
+        event = _error_event(client, capture, late.message, late.code or TIMEOUT)
+        await inbound.end_late(response, client.flush() + event)
         return response
     finally:
         call.answer = _as_seen(stream.answer(), capture)

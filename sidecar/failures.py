@@ -3,11 +3,11 @@
 import orjson
 from aiohttp import web
 
-from sidecar.call import Call
-from sidecar.chat_answer import mapping, text
+from sidecar.call import ERROR, Call
+from sidecar.chat_answer import ABORTED, mapping, text
 from sidecar.dialect import Dialect, Refusal
 
-UNREACHABLE, DIED, TIMEOUT = "upstream_unreachable", "upstream_died", "timeout"
+UNREACHABLE, DIED, TIMEOUT, SHUTDOWN = "upstream_unreachable", "upstream_died", "timeout", "shutdown"
 
 
 def unreachable(dialect: Dialect, call: Call, upstreams: str) -> web.Response:
@@ -16,6 +16,17 @@ def unreachable(dialect: Dialect, call: Call, upstreams: str) -> web.Response:
     call.status = 502
     call.fail(UNREACHABLE, message)
     return dialect.error(Refusal(502, message, UNREACHABLE))
+
+
+def stopping() -> Refusal:
+    """The answer to what the end of the process cuts off."""
+    return Refusal(503, "the sidecar stops before the answer has ended: try again", SHUTDOWN, {"retry-after": "1"})
+
+
+def note_refusal(call: Call, refusal: Refusal) -> None:
+    """Note that a call ended with this refusal. What the end of the process cuts off was no fault of the call."""
+    untrainable = ABORTED if refusal.code == SHUTDOWN else ERROR
+    call.fail(refusal.code or str(refusal.status), refusal.message, untrainable)
 
 
 def error_message(body: bytes, status: str) -> str:

@@ -11,6 +11,8 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from sidecar.call import Call
+from sidecar.dialect import Refusal
+from sidecar.failures import TIMEOUT, stopping
 from tracegrad import names
 from tracegrad.http_client import HttpClient
 
@@ -21,13 +23,13 @@ HOP_BY_HOP = frozenset(
     )
 )
 REPLACED = HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect"}
-"""What does not go to the upstream as it is: our server has decoded the body, our client frames it anew."""
+"""What does not go to the upstream as it is: a model call's body is decoded here, our client frames it anew."""
 
 LAST_WORD_S = 1.0
 X_API_KEY = "x-api-key"
 
 
-@dataclass
+@dataclass(eq=False)
 class Inbound:
     """A model call as it came in. `path`: raw, with its query, without the rollout's prefix."""
 
@@ -37,6 +39,22 @@ class Inbound:
     """The body, as the client sent it or with the prompt that replaced its own."""
     limit_s: float | None = None
     deadline: asyncio.Timeout | None = None
+    stopped: bool = False
+    """Its time is over because the sidecar stops."""
+
+    def stop(self) -> None:
+        """Its time is over now, as when its limit has passed."""
+        self.stopped = True
+        if self.deadline is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended meanwhile, or is over anyway
+                self.deadline.reschedule(asyncio.get_running_loop().time())
+
+    @property
+    def too_late(self) -> Refusal:
+        """The answer once its time is over."""
+        if self.stopped:
+            return stopping()
+        return Refusal(504, f"the call took longer than {self.limit_s} s: ask for less, or wait", TIMEOUT)
 
     async def end_late(self, response: web.StreamResponse, event: bytes | None) -> None:
         """End an answer that is under way when its time is over: with an error event, or (None) by breaking it off."""

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from sidecar.dialect import Caller, Refusal
+from sidecar.failures import stopping
 from sidecar.tenants import Key, owner_of, presented_key, tenant_keys
 from tracegrad.settings import Settings, SidecarSettings
 
@@ -29,6 +30,14 @@ class Places:
         self._free = asyncio.Semaphore(count)
         self._max_waiting = max_waiting
         self._max_wait_s = max_wait_s
+        self._waits: set[asyncio.Timeout] = set()
+        self._closed = False
+
+    def close(self) -> None:
+        """Nobody need wait any longer: the sidecar stops."""
+        self._closed = True
+        for wait in self._waits:
+            wait.reschedule(asyncio.get_running_loop().time())
 
     async def __aenter__(self) -> Self:
         if not self._free.locked():
@@ -38,10 +47,14 @@ class Places:
             raise self._overloaded()
         self.waiting += 1
         try:
-            async with asyncio.timeout(self._max_wait_s):
-                await self._free.acquire()
+            async with asyncio.timeout(self._max_wait_s) as wait:
+                self._waits.add(wait)
+                try:
+                    await self._free.acquire()
+                finally:
+                    self._waits.discard(wait)
         except TimeoutError:
-            raise self._overloaded() from None
+            raise (stopping() if self._closed else self._overloaded()) from None
         finally:
             self.waiting -= 1
         return self
@@ -118,6 +131,12 @@ class Gate:
     def waiting(self) -> int:
         """Requests that wait for a place."""
         return sum(one.waiting for one in (self._all, *self._tenants.values()) if one is not None)
+
+    def close(self) -> None:
+        """Whoever waits for a place is turned away: the sidecar stops."""
+        for one in (self._all, *self._tenants.values()):
+            if one is not None:
+                one.close()
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
         """Who asks. Raises Refusal (401) where tenants are configured and the key is none of theirs."""

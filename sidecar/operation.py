@@ -71,6 +71,10 @@ class Operation(ABC):
         return waiting
 
     @abstractmethod
+    async def abandon(self) -> None:
+        """Record what is in flight as aborted: the process ends next."""
+
+    @abstractmethod
     async def _reopen_logs(self) -> None: ...
 
     @abstractmethod
@@ -94,6 +98,10 @@ class Alone(Operation):
     async def families(self) -> list[Family]:
         """What it counts."""
         return self._serving.families()
+
+    async def abandon(self) -> None:
+        """In this process."""
+        await self._serving.abandon()
 
     async def _reopen_logs(self) -> None:
         self._serving.reopen_log()
@@ -134,6 +142,10 @@ class Main(Operation):
     async def families(self) -> list[Family]:
         """What the main process and the workers count, and counted before they ended."""
         return await self._supervisor.families(self._metrics.families(self._routes.policies.values(), None))
+
+    async def abandon(self) -> None:
+        """In every worker."""
+        await self._supervisor.abandon()
 
     async def _reopen_logs(self) -> None:
         await self._supervisor.reopen_logs()

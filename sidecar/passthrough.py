@@ -5,6 +5,7 @@ the record lacks of it is said on the span, and counted.
 """
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -15,7 +16,7 @@ from aiohttp import hdrs, web
 from sidecar.body import StreamedBody, declares_too_much
 from sidecar.call import PASSTHROUGH, Call
 from sidecar.dialect import Dialect, Refusal
-from sidecar.failures import DIED, TIMEOUT, error_message, unreachable
+from sidecar.failures import DIED, TIMEOUT, error_message, note_refusal, unreachable
 from sidecar.forward import (
     Inbound,
     identity_headers,
@@ -30,7 +31,6 @@ from sidecar.routes import Route
 from sidecar.sse import EventReader
 
 MAX_COPY_BYTES = 16 << 20
-PROBLEMS = {DIED: "died in the middle of its answer", TIMEOUT: "did not end its answer in time"}
 _turn = itertools.count()
 
 
@@ -66,9 +66,11 @@ async def _deliver_recorded(
     headers.update(identity_headers(call))
     response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
     try:
-        late = dialect.error_event(f"the call took longer than {inbound.limit_s} s", TIMEOUT)
-        if problem := await _stream(inbound, upstream, response, copy, late):
-            call.fail(problem, f"upstream at {call.upstream} {PROBLEMS[problem]}")
+        problem = await _stream(inbound, upstream, response, copy, dialect)
+        if problem == DIED:
+            call.fail(DIED, f"upstream at {call.upstream} died in the middle of its answer")
+        elif problem is not None:
+            note_refusal(call, inbound.too_late)
         return response
     finally:
         _note_answer(call, b"".join(copy), upstream, dialect)
@@ -110,8 +112,10 @@ async def forward(session: aiohttp.ClientSession, inbound: Inbound, route: Route
     if declares_too_much(request, limit):
         raise too_large(limit)
     body = StreamedBody(request, limit) if request.can_read_body else None
-    if body is not None and hdrs.CONTENT_ENCODING not in request.headers and request.content_length is not None:
+    if body is not None and request.content_length is not None:
         headers[hdrs.CONTENT_LENGTH] = str(request.content_length)
+    if (encoding := request.headers.get(hdrs.CONTENT_ENCODING)) is not None:
+        headers[hdrs.CONTENT_ENCODING] = encoding
     problems = []
     for url in _in_turn(route.upstreams):
         try:
@@ -139,11 +143,11 @@ async def _stream(
     upstream: aiohttp.ClientResponse,
     response: web.StreamResponse,
     copy: list[bytes] | None,
-    late: bytes | None,
+    dialect: Dialect | None,
 ) -> str | None:
     """Pass an answer on; None, or why it did not come to its end. The status is out: so its client's breaks off too.
 
-    `late`: the event that ends a stream of events whose time is over.
+    `dialect`: in whose words a stream of events ends whose time is over.
     """
     request = inbound.request
     await response.prepare(request)
@@ -162,10 +166,14 @@ async def _stream(
         if not inbound.timed_out:
             raise
         events = upstream.content_type == "text/event-stream" and hdrs.CONTENT_ENCODING not in upstream.headers
-        # The blank line ends an event that is half out.
-        await inbound.end_late(response, b"\n\n" + late if late is not None and events else None)
+        late, event = inbound.too_late, None
+        if dialect is not None and events:
+            # The blank line ends an event that is half out.
+            event = b"\n\n" + dialect.error_event(late.message, late.code or TIMEOUT)
+        await inbound.end_late(response, event)
         return TIMEOUT
-    await response.write_eof()
+    with contextlib.suppress(ConnectionError):  # it has all of it, and may close before we say that this was all
+        await response.write_eof()
     return None
 
 

@@ -17,7 +17,7 @@ from sidecar.body import invite_body, parsed, read_body, with_model
 from sidecar.call import DISCONNECTED, Call
 from sidecar.capture import captured_call
 from sidecar.chat import CHAT, ChatDialect
-from sidecar.chat_answer import ABORTED, text
+from sidecar.chat_answer import text
 from sidecar.chat_request import with_fields
 from sidecar.deliver import Capture
 from sidecar.dialect import Caller, Dialect, Refusal
@@ -25,7 +25,7 @@ from sidecar.dialects import dialects
 from sidecar.engine import is_open
 from sidecar.exposition import Histogram
 from sidecar.facts import Facts
-from sidecar.failures import TIMEOUT
+from sidecar.failures import note_refusal, stopping
 from sidecar.forward import KEEPALIVE_S, Clients, Inbound, identity_headers
 from sidecar.gate import Gate
 from sidecar.identity import Target, identify, split_target
@@ -37,6 +37,7 @@ from sidecar.recorder import Recorder
 from sidecar.responses.store_thread import StoreThread
 from sidecar.responses.stored import about_stored, names_response
 from sidecar.routes import Route, Routes
+from sidecar.under_way import UnderWay
 from tracegrad import names
 from tracegrad.http_client import HttpClient
 
@@ -59,8 +60,7 @@ class Proxy:
         prompts: Prompts,
         responses: StoreThread,
     ) -> None:
-        self.stopping = False
-        """Calls cut off from now on were cut off by us, not by their client."""
+        self.under_way = UnderWay()
         self.routes = routes
         self.gate = gate
         self.access_log: AccessLog | None = None
@@ -82,7 +82,7 @@ class Proxy:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request, and say so in the access log."""
-        visit = Visit(time.time_ns())
+        visit, task = Visit(time.time_ns()), self.under_way.enter()
         response: web.StreamResponse | None = None
         try:
             if hdrs.EXPECT in request.headers:
@@ -94,9 +94,15 @@ class Proxy:
                     await response.write_eof()
             return response
         finally:
+            self.under_way.leave(task)
             self.durations.observe((time.time_ns() - visit.started_ns) / 1e9)
             if self.access_log is not None:
-                self.access_log.note(request, response, visit, stopping=self.stopping)
+                self.access_log.note(request, response, visit, stopping=self.under_way.stopping)
+
+    async def end(self) -> None:
+        """Have all requests under way end now, with an error."""
+        self.gate.close()
+        await self.under_way.end()
 
     async def _answer(self, request: web.BaseRequest, visit: Visit) -> web.StreamResponse:
         target = split_target(request.raw_path)
@@ -126,7 +132,7 @@ class Proxy:
         if route.policy is not None and path != COUNT_PATH and not is_open(request.method, unquote(path)):
             message = f"{request.method} {path} is closed to agents: it could change the engine, or go unrecorded"
             return openai_error(403, message, code="closed_path")
-        inbound, limit = Inbound(request, target.path, limit_s=self.gate.timeout_s), self.gate.max_upload_bytes
+        inbound, limit = self._inbound(request, target), self.gate.max_upload_bytes
         try:
             async with asyncio.timeout(inbound.limit_s) as inbound.deadline:
                 if request.method == "POST" and path == COUNT_PATH:
@@ -139,12 +145,17 @@ class Proxy:
         except TimeoutError:
             raise _too_late(inbound) from None
 
+    def _inbound(self, request: web.BaseRequest, target: Target) -> Inbound:
+        inbound = Inbound(request, target.path, limit_s=self.gate.timeout_s)
+        self.under_way.limits(inbound)
+        return inbound
+
     async def _model_call(
         self, request: web.BaseRequest, target: Target, dialect: Dialect, caller: Caller, visit: Visit
     ) -> web.StreamResponse:
         visit.call = call = Call(identify(target, request.headers), time.time_ns(), operation=dialect.operation)
         call.tenant, call.agent = caller.tenant, request.headers.get(names.HEADER_AGENT)
-        inbound = Inbound(request, target.path, limit_s=self.gate.timeout_s)
+        inbound = self._inbound(request, target)
         response: web.StreamResponse | None = None
         try:
             try:
@@ -163,6 +174,7 @@ class Proxy:
             raise
         finally:
             if response is None and call.error_type is None and not call.delivered:
+                call.status = 500
                 call.fail("internal_error", "the sidecar failed")
             self._recorder.finish(call)
         return response
@@ -222,14 +234,15 @@ class Proxy:
 
     def _refuse(self, call: Call, dialect: Dialect, refusal: Refusal) -> web.Response:
         call.status = refusal.status
-        call.fail(refusal.code or str(refusal.status), refusal.message)
+        note_refusal(call, refusal)
         return _refused(dialect, refusal)
 
     def _cut_off(self, call: Call) -> None:
         if call.delivered:
             return
-        if self.stopping:
-            call.fail("shutdown", "the sidecar stopped before the answer ended", ABORTED)
+        if self.under_way.stopping:
+            call.status = call.status or 503
+            note_refusal(call, stopping())
         else:
             call.fail(DISCONNECTED, "the client went away before the answer ended", DISCONNECTED)
 
@@ -245,4 +258,4 @@ def _too_late(inbound: Inbound) -> Refusal:
     """The answer to a request whose time is over. Raises the TimeoutError in flight where it was another's limit."""
     if not inbound.timed_out:
         raise  # noqa: PLE0704 - called while it is handled
-    return Refusal(504, f"the call took longer than {inbound.limit_s} s: ask for less, or wait", TIMEOUT)
+    return inbound.too_late

@@ -1,11 +1,13 @@
 """The sidecar process: both ports, signals, an orderly end.
 
 Ports are taken before anything else, so that one in use is told at once; agents may connect from then on, and their
-calls wait for their engine. SIGTERM or SIGINT end in order, a second one at once. SIGHUP reloads the configuration.
+calls wait for their engine. SIGTERM or SIGINT end in order; a second one at once, when what is in flight is recorded as
+aborted. SIGHUP reloads the configuration.
 """
 
 import asyncio
 import logging
+import os
 import resource
 import signal
 import socket
@@ -22,6 +24,7 @@ from sidecar.admin import Admin
 from sidecar.catch_up import kept_current
 from sidecar.fleet import looked_after, memory_places
 from sidecar.forward import control_session
+from sidecar.http_server import operators_runner
 from sidecar.listen import claim, port_of, share
 from sidecar.metrics import Metrics
 from sidecar.operation import Again, Alone, Main, Operation, warn_of_risks
@@ -35,6 +38,10 @@ from tracegrad.errors import TracegradError
 from tracegrad.settings import Settings
 
 log = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ABANDON_S = 5.0
+"""Longer than it takes to write down what is in flight, unless something hangs."""
 
 
 @dataclass(frozen=True)
@@ -66,27 +73,45 @@ def run(settings: Settings, again: Again | None = None) -> None:
 async def _run(settings: Settings, again: Again | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    reloads: set[asyncio.Task[None]] = set()
+    tasks: set[asyncio.Task[None]] = set()
+    served: list[Operation] = []
 
-    def stop_once() -> None:
-        stop.set()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)  # a second signal ends the process at once
+    def end(number: signal.Signals) -> None:
+        if not stop.is_set():
+            stop.set()
+            return
+        for one in SIGNALS:
+            loop.remove_signal_handler(one)  # a third one does not even wait for that
+        task = asyncio.create_task(_abandon(served, number), name="abandon")
+        tasks.add(task)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop_once)
+    for number in SIGNALS:
+        loop.add_signal_handler(number, end, number)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # not ready yet
     async with serve(settings, again=again) as running:
+        served.append(running)
 
         def reload() -> None:
             task = asyncio.create_task(_reload(running), name="reload")
-            reloads.add(task)
-            task.add_done_callback(reloads.discard)
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
 
         loop.add_signal_handler(signal.SIGHUP, reload)
         log.info("sidecar ready port=%d admin_port=%d", running.port, running.admin_port)
         await stop.wait()
         log.info("sidecar stopping")
+
+
+async def _abandon(served: list[Operation], number: signal.Signals) -> None:
+    """Record what is in flight, and die of the signal."""
+    log.warning("sidecar stops at once: calls in flight are recorded as aborted")
+    try:
+        async with asyncio.timeout(ABANDON_S):
+            for running in served:
+                await running.abandon()
+    finally:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 async def _reload(running: Operation) -> None:
@@ -121,7 +146,7 @@ async def _alone(stack: AsyncExitStack, start: _Start) -> Operation:
     )
     metrics = Metrics()
     admin = Admin(routes, start.control, start.publisher, metrics, prompts=PromptStore(settings.sidecar.data))
-    listen = _admin_site(stack, admin, start.operators, start.shutdown_s)
+    listen = _admin_site(stack, admin, metrics, start.operators, start.shutdown_s)
     one = await stack.enter_async_context(
         serving(settings, start.agents, fleet, routes, metrics=metrics, shutdown_s=start.shutdown_s)
     )
@@ -142,7 +167,7 @@ async def _with_workers(stack: AsyncExitStack, start: _Start) -> Operation:
     )
     metrics = Metrics()
     admin = Admin(routes, start.control, start.publisher, metrics, prompts=PromptStore(settings.sidecar.data))
-    listen = _admin_site(stack, admin, start.operators, start.shutdown_s)
+    listen = _admin_site(stack, admin, metrics, start.operators, start.shutdown_s)
     share(start.agents)
     hello = {
         "settings": shown_to_workers(settings),
@@ -171,10 +196,10 @@ async def _with_workers(stack: AsyncExitStack, start: _Start) -> Operation:
 
 
 def _admin_site(
-    stack: AsyncExitStack, admin: Admin, operators: socket.socket, shutdown_s: float
+    stack: AsyncExitStack, admin: Admin, metrics: Metrics, operators: socket.socket, shutdown_s: float
 ) -> Callable[[], Coroutine[Any, Any, None]]:
     """The admin port, which closes after the agents' and opens when the result is called."""
-    runner = web.AppRunner(admin.application(), access_log=None, shutdown_timeout=shutdown_s)
+    runner = operators_runner(admin.application(), metrics.refusals, shutdown_s)
     stack.push_async_callback(runner.cleanup)
 
     async def listen() -> None:

@@ -20,6 +20,7 @@ from sidecar.exposition import Family
 from sidecar.fleet import Fleet
 from sidecar.forward import client_session
 from sidecar.gate import build_gate
+from sidecar.http_server import agents_server
 from sidecar.listen import BACKLOG
 from sidecar.metrics import Metrics
 from sidecar.prompts import Prompts
@@ -36,8 +37,8 @@ SERVICE = "tracegrad.sidecar"
 CONFIRM_S = 5.0
 GC_EVERY = 10_000
 """New objects before a collection."""
-LINGER_S = 2.0
-"""So long the rest of a refused body is taken in and dropped, so that its client gets to read the refusal."""
+ENDING_S = 5.0
+"""Beyond the time that calls get at the end: they take less, once they are told to end."""
 
 
 @dataclass
@@ -49,6 +50,7 @@ class Serving:
     routes: Routes
     fleet: Fleet
     proxy: Proxy
+    recorder: Recorder
     metrics: Metrics
     delivery: Delivery
     stored: ResponseStore
@@ -78,6 +80,12 @@ class Serving:
         self.proxy.routes, self.proxy.gate, self.proxy.access_log = routes, gate, fresh
         if replaced and current is not None:
             await self._close_log(current)
+
+    async def abandon(self) -> None:
+        """Break off all calls and record them as aborted, on disk: the process ends at once, and sends nothing more."""
+        await self.proxy.under_way.cancel()
+        self.recorder.abandon()
+        await self.close_log()
 
     async def close_log(self) -> None:
         """Write the last lines."""
@@ -129,19 +137,24 @@ async def serving(
         proxy = Proxy(routes, session, recorder, gate=gate, prompts=prompts, responses=responses)
         proxy.refusals, proxy.durations = metrics.refusals, metrics.durations
         proxy.access_log = open_access_log(chosen.access_log, worker)
-        running = Serving(settings, worker, routes, fleet, proxy, metrics, delivery, stored)
+        running = Serving(settings, worker, routes, fleet, proxy, recorder, metrics, delivery, stored)
         stack.push_async_callback(running.close_log)
-        # One handler for all paths needs no router.
-        server = web.Server(proxy.handle, access_log=None, handler_cancellation=True, lingering_time=LINGER_S)
-        runner = web.ServerRunner(server, shutdown_timeout=shutdown_s)
-        stack.push_async_callback(runner.cleanup)
+        server = agents_server(proxy.handle, metrics.refusals)
+        runner = web.ServerRunner(server, shutdown_timeout=shutdown_s + ENDING_S)
+        stack.push_async_callback(_end, runner, proxy, shutdown_s)
         await runner.setup()
         await web.SockSite(runner, listener, backlog=BACKLOG).start()
         _settle()
-        try:
-            yield running
-        finally:
-            proxy.stopping = True
+        yield running
+
+
+async def _end(runner: web.ServerRunner, proxy: Proxy, shutdown_s: float) -> None:
+    """Take no new requests, and let those under way end, for `shutdown_s`; then end them."""
+    cleanup = asyncio.create_task(runner.cleanup())
+    done, _ = await asyncio.wait((cleanup,), timeout=shutdown_s)
+    if not done:
+        await proxy.end()
+    await cleanup
 
 
 def _settle() -> None:

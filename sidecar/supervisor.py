@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 30.0
 """Before a worker that died is replaced: each time twice as long, until one lives for `STEADY_S`."""
 STEADY_S = 10.0
+ABANDON_S = 4.0
+"""Longer than it takes a worker to write down what is in flight, unless it hangs."""
 GRACE_S = 10.0
 """Beyond what calls and spans may take at the end."""
 REFRESH_S = 1.0
@@ -71,6 +73,16 @@ class Supervisor:
         if self._counting is not None:
             self._counting.cancel()
             await asyncio.wait([self._counting])
+
+    async def abandon(self) -> None:
+        """End all workers at once, when they have recorded what is in flight."""
+        self._stopping = True
+        for worker in self._workers.values():
+            worker.abandon()
+        if self._keeping:
+            await asyncio.wait(self._keeping, timeout=ABANDON_S)
+        for worker in self._workers.values():
+            worker.kill()
 
     async def families(self, own: list[Family]) -> list[Family]:
         """What all processes count together; `own`: the main one."""

@@ -1,7 +1,8 @@
 """One of several processes that share the agents' port: `python -m sidecar.worker`, started by the main process.
 
 It takes settings and orders from its standard input (`sidecar.channel`), and ends in order on SIGTERM and when the main
-process is gone. When the main process goes while it is ending, it ends at once.
+process is gone. It ends at once, with what is in flight recorded as aborted, on a second SIGTERM, on SIGUSR1, and when
+the main process goes while it is ending.
 """
 
 import asyncio
@@ -62,7 +63,13 @@ async def _run(pair: socket.socket) -> int:
 
 async def _serve(channel: Channel, hello: Message) -> None:
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    loop, hasty = asyncio.get_running_loop(), asyncio.Event()
+
+    def end() -> None:
+        (hasty if stop.is_set() else stop).set()
+
+    loop.add_signal_handler(signal.SIGTERM, end)
+    loop.add_signal_handler(signal.SIGUSR1, hasty.set)
     settings = Settings.from_json(hello["settings"])
     worker, places = int(hello["worker"]), hello["places"]
     listener = claim(settings.sidecar.host, int(hello["port"]), shared=True)
@@ -71,16 +78,28 @@ async def _serve(channel: Channel, hello: Message) -> None:
         async with serving(
             settings, listener, fleet, routes, metrics=Metrics(), worker=worker, shutdown_s=float(hello["shutdown_s"])
         ) as running:
-            orders = asyncio.create_task(_obey(channel, running, stop), name="orders")
+            haste = asyncio.create_task(_at_once(running, hasty), name="haste")
+            orders = asyncio.create_task(_obey(channel, running, stop, hasty), name="orders")
             channel.send({"ready": True})
             await stop.wait()
         channel.send({"final": _plain(running)})
-        orders.cancel()
-        await asyncio.gather(orders, return_exceptions=True)
+        for task in (orders, haste):
+            task.cancel()
+        await asyncio.gather(orders, haste, return_exceptions=True)
         await channel.flush()
 
 
-async def _obey(channel: Channel, running: Serving, stop: asyncio.Event) -> None:
+async def _at_once(running: Serving, hasty: asyncio.Event) -> None:
+    """End when told to, without the rest of the orderly end."""
+    await hasty.wait()
+    log.warning("worker stops at once: calls in flight are recorded as aborted")
+    try:
+        await running.abandon()
+    finally:
+        os._exit(1)
+
+
+async def _obey(channel: Channel, running: Serving, stop: asyncio.Event, hasty: asyncio.Event) -> None:
     """Carry out orders until the main process is gone."""
     orders: dict[str, Callable[[Message], Awaitable[Any]]] = {
         "metrics": lambda _: _metrics(running),
@@ -95,7 +114,8 @@ async def _obey(channel: Channel, running: Serving, stop: asyncio.Event) -> None
         channel.send({"id": order["id"], **answer})
     if stop.is_set():
         log.error("main process gone while this one was ending: it ends at once")
-        os._exit(1)
+        hasty.set()
+        return
     log.error("main process gone: this one ends too")
     stop.set()
 

@@ -85,6 +85,10 @@ class WorkerHandle:
         """Have it end in order."""
         self._signal(signal.SIGTERM)
 
+    def abandon(self) -> None:
+        """Have it record what is in flight, and end."""
+        self._signal(signal.SIGUSR1)
+
     def kill(self) -> None:
         """End it at once."""
         self._signal(signal.SIGKILL)

@@ -44,7 +44,7 @@ async def test_a_line_says_what_became_of_a_request(logged: Any, fake: FakeVllm,
     content = await answer.read()
     await harness.chat({"model": "gpt-5"})
     await harness.session.get(f"{harness.url}/echo/a?secret=in-the-query")
-    await harness.session.post(f"{harness.url}/v1/chat/completions", data=b"{")
+    await harness.session.post(f"{harness.url}/v1/chat/completions", data=b"{", headers={"content-encoding": "gzip"})
     stream, passed, other, bad = await entries(tmp_path / "access.log", 4)
     spans = await harness.receiver.wait(3)
     (span,) = [one for one in spans if one.attributes["tracegrad.rollout.id"] == "r1"]
@@ -72,7 +72,7 @@ async def test_a_line_says_what_became_of_a_request(logged: Any, fake: FakeVllm,
     assert (passed["model"], passed["policy"], passed["replica"]) == ("gpt-5", None, fake.url)
     assert (other["method"], other["path"], other["status"]) == ("GET", "/echo/a", 201)
     assert "model" not in other
-    assert (bad["status"], bad["error"]) == (400, "invalid_json")
+    assert (bad["status"], bad["error"]) == (400, "invalid_body")
     assert b"in-the-query" not in (tmp_path / "access.log").read_bytes()
 
 

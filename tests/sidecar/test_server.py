@@ -66,36 +66,6 @@ async def test_a_stopped_sidecar_finishes_its_calls_and_sends_its_spans(
     assert [span.attributes["tracegrad.trainable"] for span in receiver.spans] == [True]
 
 
-async def test_a_second_signal_ends_it_at_once(tmp_path: Path, fake: FakeVllm, receiver: Receiver) -> None:
-    fake.token_delay_s = 30
-    async with running(configure(tmp_path, fake, receiver)) as (process, url, _), aiohttp.ClientSession() as client:
-        await client.post(f"{url}/v1/chat/completions", json=CHAT | {"stream": True})
-        for _ in range(2):
-            process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.3)
-        assert await asyncio.wait_for(process.wait(), 5) == -signal.SIGTERM
-
-
-async def test_what_the_end_cuts_off_is_recorded_as_aborted(tmp_path: Path, fake: FakeVllm, receiver: Receiver) -> None:
-    fake.token_delay_s = 30
-    settings = Settings.model_validate(
-        {
-            "otlp": receiver.url,
-            "sidecar": {"port": 0, "admin_port": 0, "data": tmp_path / "data"},
-            "model": [{"name": "policy", "upstream": fake.url, "policy": "policy"}],
-        }
-    )
-    async with aiohttp.ClientSession() as client:
-        async with serve(settings, shutdown_s=0.3) as ports:
-            url = f"http://127.0.0.1:{ports.port}/v1/chat/completions"
-            answer = await client.post(url, json=CHAT | {"stream": True})
-        with pytest.raises(aiohttp.ClientError):
-            await answer.read()
-    span = await receiver.one()
-    assert span.attributes["tracegrad.untrainable.reason"] == "aborted"
-    assert span.attributes["error.type"] == "shutdown"
-
-
 def test_a_port_in_use_is_one_line_and_exit_1(tmp_path: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
