@@ -94,7 +94,9 @@ async def test_an_upload_may_have_a_limit_of_its_own(limited: Any, declared: boo
 
     answer = await harness.session.post(f"{harness.url}/v1/audio/transcriptions", data=b"x" * 1000)
     assert (await answer.json())["length"] == 1000
-    answer = await harness.session.post(f"{harness.url}/v1/audio/transcriptions", data=b"x" * 2000 if declared else pieces())
+    answer = await harness.session.post(
+        f"{harness.url}/v1/audio/transcriptions", data=b"x" * 2000 if declared else pieces()
+    )
     assert (answer.status, (await answer.json())["error"]["code"]) == (413, "request_too_large")
 
 
