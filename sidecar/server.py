@@ -22,6 +22,7 @@ from aiohttp import web
 
 from sidecar.admin import Admin
 from sidecar.catch_up import kept_current
+from sidecar.data_lock import data_lock
 from sidecar.fleet import looked_after, memory_places
 from sidecar.forward import control_session
 from sidecar.http_server import operators_runner
@@ -132,6 +133,7 @@ async def serve(
     async with AsyncExitStack() as stack:
         agents = stack.enter_context(closing(claim(chosen.host, chosen.port, shared=chosen.reuse_port)))
         operators = stack.enter_context(closing(claim(chosen.admin_host, chosen.admin_port, shared=chosen.reuse_port)))
+        stack.enter_context(data_lock(chosen.data, shared=chosen.reuse_port))
         control = await stack.enter_async_context(control_session())
         publisher = Publisher(control, chosen.weights, Publications(chosen.data))
         limit_s = chosen.shutdown_s if shutdown_s is None else shutdown_s

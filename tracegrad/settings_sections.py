@@ -92,6 +92,13 @@ class SidecarSettings(Section):
         _ = self.admin_secret
         return self
 
+    @model_validator(mode="after")
+    def _two_ports(self) -> "SidecarSettings":
+        shared = self.host == self.admin_host or not {self.host, self.admin_host}.isdisjoint({"0.0.0.0", "::"})  # noqa: S104
+        if self.port == self.admin_port != 0 and shared:
+            raise ValueError(f"port and admin_port are both {self.port}: agents and operators need a port each")
+        return self
+
 
 class TenantSettings(Section):
     """`[[tenant]]`: who may call the agents' port, by a key as `Authorization: Bearer` or `x-api-key`.

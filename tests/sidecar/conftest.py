@@ -28,7 +28,12 @@ async def fake() -> AsyncIterator[FakeVllm]:
 
 @pytest.fixture
 async def harness_for(receiver: Receiver, tmp_path: Path) -> AsyncIterator[Any]:
-    """A function that starts a sidecar with the given `[[model]]` entries; `limits`: more values of `[sidecar]`."""
+    """A function that starts a sidecar with the given `[[model]]` entries; `limits`: more values of `[sidecar]`.
+
+    Each has a data directory of its own.
+    """
+    directories = (tmp_path / "data", *(tmp_path / f"data-{number}" for number in range(2, 10)))
+    unused = iter(directories)
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(*models: dict[str, Any], limits: dict[str, Any] | None = None, **values: Any) -> Harness:
@@ -37,8 +42,7 @@ async def harness_for(receiver: Receiver, tmp_path: Path) -> AsyncIterator[Any]:
             settings = Settings.model_validate(
                 {
                     "otlp": receiver.url,
-                    "sidecar": {"port": 0, "admin_port": 0, "weights": weights, "data": tmp_path / "data"}
-                    | (limits or {}),
+                    "sidecar": {"port": 0, "admin_port": 0, "weights": weights, "data": next(unused)} | (limits or {}),
                     "model": models,
                     **values,
                 }

@@ -1,6 +1,7 @@
 """Prompt overrides through the whole sidecar: what the model is told, what the span says, and who stays on what."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -188,9 +189,10 @@ async def test_rollouts_stay_on_their_variant_whatever_changes(harness: Harness,
     assert sorted(told) == sorted(texts[version] for version in first), "also the text of a version that was retired"
 
 
-async def test_another_process_and_a_restarted_one_know_both(harness_for: Any, fake: FakeVllm) -> None:
+async def test_another_process_and_a_restarted_one_know_both(harness_for: Any, fake: FakeVllm, tmp_path: Path) -> None:
     route = {"name": "policy", "upstream": fake.url, "policy": "policy"}
-    one, other = await harness_for(route), await harness_for(route)
+    shared = {"data": tmp_path / "shared", "reuse_port": True}
+    one, other = await harness_for(route, limits=shared), await harness_for(route, limits=shared)
     await given(one, "any", "one", "two")
     first = await versions(one, range(30))
     await given(other, "any", "one")

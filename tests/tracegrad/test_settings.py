@@ -115,3 +115,13 @@ def test_nonsense_around_sections_is_one_line(tmp_path: Path) -> None:
         settings.load(file, {"TRACEGRAD_SIDECAR_PORT": "1"})
     with pytest.raises(SettingsError, match="No closing quotation"):
         settings.load(environ={"TRACEGRAD_VLLM_ARGS": '"unclosed'})
+
+
+def test_agents_and_operators_have_a_port_each() -> None:
+    with pytest.raises(SettingsError, match="port and admin_port are both 9000") as caught:
+        settings.load(environ={"TRACEGRAD_SIDECAR_PORT": "9000", "TRACEGRAD_SIDECAR_ADMIN_PORT": "9000"})
+    assert "\n" not in str(caught.value)
+    with pytest.raises(SettingsError, match="a port each"):
+        settings.load(environ={}).with_values("sidecar", port=8089)
+    settings.load(environ={}).with_values("sidecar", port=8089, host="192.0.2.1")
+    settings.load(environ={"TRACEGRAD_SIDECAR_PORT": "0", "TRACEGRAD_SIDECAR_ADMIN_PORT": "0"})
