@@ -4,7 +4,6 @@ A reload takes up all of a new configuration or nothing of it, and says which ch
 """
 
 import asyncio
-import ipaddress
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from sidecar.shared_board import SharedBoard
 from sidecar.supervisor import Supervisor, check
 from sidecar.tenants import admin_keys
 from tracegrad.errors import SettingsError
+from tracegrad.loopback import is_loopback
 from tracegrad.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -172,9 +172,9 @@ def warn_of_risks(settings: Settings) -> None:
                     entry.name,
                 )
     chosen = settings.sidecar
-    if not _is_loopback(chosen.admin_host) and chosen.admin_secret is None:
+    if not is_loopback(chosen.admin_host) and chosen.admin_secret is None:
         log.warning("the admin port is open to the network without a key: set [sidecar] admin_key, or admin_host")
-    if not _is_loopback(chosen.host) and not settings.tenant:
+    if not is_loopback(chosen.host) and not settings.tenant:
         log.warning("the agents' port is open to the network without keys: configure [[tenant]], or host")
 
 
@@ -184,10 +184,3 @@ def warn_of_open_doors(before: Settings, after: Settings) -> None:
         log.warning("all %d [[tenant]] entries are gone: the agents' port asks for no key any more", len(before.tenant))
     if before.sidecar.admin_secret is not None and after.sidecar.admin_secret is None:
         log.warning("[sidecar] admin_key is gone: the admin port asks for no key any more")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

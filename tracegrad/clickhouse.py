@@ -7,8 +7,10 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from clickhouse_connect import get_client
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
+from clickhouse_connect.driver.httputil import default_pool_manager
 
 from tracegrad.errors import TracegradError, UnreachableError
+from tracegrad.loopback import is_loopback
 
 DATABASE = "otel"
 
@@ -32,6 +34,8 @@ def connect(url: str) -> Client:
             password=unquote(parts.password or ""),
             database=DATABASE,
             autogenerate_session_id=False,
+            # With a pool of its own it looks for no proxy.
+            pool_mgr=default_pool_manager() if is_loopback(parts.hostname) else None,
         )
 
 

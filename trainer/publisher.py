@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tracegrad.errors import SettingsError, TracegradError, UnreachableError
+from tracegrad.loopback import open_url
 
 ASK_TIMEOUT_S, PUBLISH_TIMEOUT_S = 10.0, 900.0
 NOT_NOW = frozenset({502, 503, 504})
@@ -62,7 +63,7 @@ class Publisher:
             method=method,
         )
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
+            with open_url(request, timeout_s) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             kind = UnreachableError if error.code in NOT_NOW else TracegradError

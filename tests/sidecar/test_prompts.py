@@ -197,7 +197,7 @@ async def test_another_process_and_a_restarted_one_know_both(harness_for: Any, f
     first = await versions(one, range(30))
     await given(other, "any", "one")
     assert await versions(other, range(30)) == first
-    late = await harness_for(route)
+    late = await harness_for(route, limits=shared)
     assert await versions(late, range(30)) == first
     assert await versions(one, range(30, 40)) == [1] * 10, "the change reached the first one"
 

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from tracegrad import settings
 from tracegrad.errors import TracegradError, UnreachableError
+from tracegrad.loopback import open_url
 
 TIMEOUT_S = 120.0
 
@@ -40,7 +41,7 @@ class AdminPort:
         if self._secret is not None:
             request.add_header("authorization", f"Bearer {self._secret.read()}")
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
+            with open_url(request, timeout_s) as answer:
                 return self._object(answer.read())
         except urllib.error.HTTPError as error:
             told = self._object(error.read()).get("error")

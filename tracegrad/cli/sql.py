@@ -13,6 +13,7 @@ import typer
 from tracegrad import settings
 from tracegrad.cli.options import AsJson, ConfigFile
 from tracegrad.errors import TracegradError, UnreachableError
+from tracegrad.loopback import open_url
 
 EXAMPLE = 'Example: tracegrad sql "SELECT status, count() FROM rollouts GROUP BY status"'
 
@@ -49,11 +50,10 @@ def _ask(url: str, query: bytes, parameters: dict[str, str]) -> HTTPResponse:
         request.add_header("X-ClickHouse-User", unquote(parts.username))
         request.add_header("X-ClickHouse-Key", unquote(parts.password or ""))
     try:
-        answer: HTTPResponse = urllib.request.urlopen(request)  # noqa: S310
+        return open_url(request)
     except urllib.error.HTTPError as error:
         raise TracegradError(f"ClickHouse: {error.read().decode(errors='replace').strip()}") from error
     except OSError as error:
         reason = getattr(error, "reason", error)
         address = f"{bare.scheme}://{bare.netloc}"
         raise UnreachableError(f"no store at {address} ({reason}): start one with `tracegrad collector`") from error
-    return answer
