@@ -47,8 +47,9 @@ def main() -> None:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
     )
-    for library in ("urllib3", "clickhouse_connect", "matplotlib"):
-        logging.getLogger(library).setLevel(logging.ERROR)  # what matters of theirs, our own errors say in one line
+    # What matters of theirs, our own errors say in one line. (The level of "urllib3" itself the store's driver sets.)
+    for library in ("urllib3.connectionpool", "clickhouse_connect", "matplotlib"):
+        logging.getLogger(library).setLevel(logging.ERROR)
     try:
         app()
     except TracegradError as error:

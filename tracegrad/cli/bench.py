@@ -36,7 +36,7 @@ def command(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how fast the parts are on this machine. Of a configuration, the values of [sidecar] are measured."""
+    """Measure how fast the parts are on this machine. Of a configuration, its sidecar section is measured."""
     from tracegrad.bench.parts import PARTS
 
     if not part:
