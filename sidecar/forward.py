@@ -26,7 +26,8 @@ REPLACED = HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect"}
 """What does not go to the upstream as it is: a model call's body is decoded here, our client frames it anew."""
 
 LAST_WORD_S = 1.0
-X_API_KEY = "x-api-key"
+BARE_KEYS = ("x-api-key", "api-key")
+"""Headers that hold nothing but a key, as Anthropic's and Azure's clients send it."""
 
 
 @dataclass(eq=False)
@@ -116,19 +117,22 @@ def request_headers(headers: Mapping[str, str], authorization: str | None) -> CI
     dropped = REPLACED | {name.strip().lower() for name in headers.get(hdrs.CONNECTION, "").split(",")}
     kept = CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
     if authorization is not None:
-        replaced = X_API_KEY if X_API_KEY in kept else hdrs.AUTHORIZATION
-        kept.popall(X_API_KEY, None)
-        kept.popall(hdrs.AUTHORIZATION, None)
-        if authorization:
-            kept[replaced] = authorization.removeprefix("Bearer ") if replaced is X_API_KEY else authorization
+        bare = next((name for name in BARE_KEYS if name in kept), None)
+        for name in (*BARE_KEYS, hdrs.AUTHORIZATION):
+            kept.popall(name, None)
+        if authorization and bare is not None:
+            kept[bare] = authorization.removeprefix("Bearer ")
+        elif authorization:
+            kept[hdrs.AUTHORIZATION] = authorization
     return kept
 
 
 def engine_headers(headers: CIMultiDict[str]) -> CIMultiDict[str]:
     """The same, changed in place, for a request that we wrote ourselves: JSON, its key where an engine looks for it."""
     headers[hdrs.CONTENT_TYPE] = "application/json"
-    if (key := headers.pop(X_API_KEY, None)) is not None and hdrs.AUTHORIZATION not in headers:
-        headers[hdrs.AUTHORIZATION] = f"Bearer {key}"
+    for name in BARE_KEYS:
+        if (key := headers.pop(name, None)) is not None and hdrs.AUTHORIZATION not in headers:
+            headers[hdrs.AUTHORIZATION] = f"Bearer {key}"
     return headers
 
 

@@ -30,11 +30,11 @@ class Key:
 
 
 def presented_key(headers: Mapping[str, str]) -> str | None:
-    """The key of a request: `Authorization: Bearer KEY`, or `x-api-key: KEY`; None without one."""
+    """The key of a request: `Authorization: Bearer KEY`, `x-api-key: KEY` or `api-key: KEY`; None without one."""
     authorization = headers.get("authorization", "")
     if authorization[: len(BEARER)].lower() == BEARER:
         return authorization[len(BEARER) :].strip()
-    return headers.get("x-api-key")
+    return headers.get("x-api-key") or headers.get("api-key")
 
 
 def owner_of(keys: Sequence[Key], text: str | None) -> str | None:

@@ -78,7 +78,7 @@ class SidecarSettings(Section):
     access_log: str = "off"
     """`off`, `-` (standard output) or a file that gets one JSON object per request."""
     admin_key: SecretStr | None = None
-    """What the admin port asks for as `Authorization: Bearer` or `x-api-key`; without one, whoever reaches it may."""
+    """What the admin port asks for as `Authorization: Bearer` (or `x-api-key`); without one, whoever reaches it may."""
     admin_key_env: str | None = None
     admin_key_file: Path | None = None
 
@@ -101,7 +101,7 @@ class SidecarSettings(Section):
 
 
 class TenantSettings(Section):
-    """`[[tenant]]`: who may call the agents' port, by a key as `Authorization: Bearer` or `x-api-key`.
+    """`[[tenant]]`: who may call the agents' port, by a key as `Authorization: Bearer`, `x-api-key` or `api-key`.
 
     Exactly one of `key`, `key_env` (a variable's name), `key_file` and `key_sha256` (hexadecimal). Two entries may
     share a name, so that a key can be changed without a gap.

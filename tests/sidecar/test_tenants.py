@@ -40,6 +40,7 @@ async def guarded(harness_for: Any, fake: FakeVllm, tmp_path: Path) -> Harness:
         ({"authorization": f"Bearer {RED}"}, "red"),
         ({"authorization": f"bearer  {BLUE}"}, "blue"),
         ({"x-api-key": BLUE}, "blue"),
+        ({"api-key": BLUE}, "blue"),
         ({"authorization": "Basic eHg6eHg=", "x-api-key": RED}, "red"),
     ],
 )
@@ -72,19 +73,22 @@ async def test_a_tenants_key_goes_nowhere(
         ("policy", {"authorization": f"Bearer {RED}"}),
         ("paid", {"authorization": f"Bearer {RED}", "x-api-key": BLUE}),
         ("open", {"x-api-key": BLUE}),
+        ("open", {"api-key": BLUE}),
+        ("paid", {"api-key": RED}),
         ("nothing", {"authorization": f"Bearer {RED}"}),
     ):
         await guarded.chat({"model": model}, **headers)
     await guarded.session.get(f"{guarded.url}/echo?api_key={RED}", headers={"x-api-key": RED})
     await guarded.session.get(f"{guarded.url}/echo?key={BLUE}")
-    policy, paid, unpaid = fake.headers
+    policy, paid, unpaid, _, azure = fake.headers
     assert "authorization" not in policy
     assert (paid["x-api-key"], paid.get("authorization")) == (PROVIDER, None), "in the header where the client's was"
     assert "authorization" not in unpaid
-    spans = await guarded.receiver.wait(4)
+    assert (azure["api-key"], azure.get("authorization")) == (PROVIDER, None)
+    spans = await guarded.receiver.wait(6)
     metrics = await (await guarded.session.get(f"{guarded.admin}/metrics")).text()
     log = tmp_path / "access.log"
-    await until(lambda: log.read_text().count("\n") == 6)
+    await until(lambda: log.read_text().count("\n") == 8)
     lines = log.read_text()
     for secret in (RED, BLUE, PROVIDER):
         for place in (fake.headers[0], fake.headers[2], *spans, metrics, lines, caplog.text, repr(guarded)):
