@@ -146,7 +146,7 @@ class Gate:
         if tenant is None:
             raise Refusal(
                 401,
-                "no valid API key: send one of this sidecar's tenants as `Authorization: Bearer`, `x-api-key` or `api-key`",
+                "no valid API key: send one of this sidecar's tenants as `Authorization: Bearer` or `x-api-key`",
                 INVALID_KEY,
                 {"www-authenticate": "Bearer"},
             )
