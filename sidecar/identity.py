@@ -8,20 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote, unquote_plus
 
+from sidecar.target import ID, Target, checked_id
 from tracegrad import names
 from tracegrad.otlp import SpanContext, parse_traceparent
-
-_ROLLOUT_PATH = re.compile(r"/rollout/([^/?]+)(?:/attempt/([0-9]{1,9}))?(/v1(?:[/?].*)?)")
-_ID = re.compile(r"[\x21-\x7e]{1,200}")
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a request wants to go: the upstream's own path with its query, and the rollout its prefix named."""
-
-    path: str
-    rollout_id: str | None
-    attempt: int
 
 
 @dataclass(frozen=True)
@@ -45,24 +34,16 @@ class Identity:
         return self.named is not None or self.parent_span_id != b""
 
 
-def split_target(raw_path: str) -> Target | None:
-    """Take `/rollout/{id}[/attempt/{n}]` off a raw request path. None when the rollout id is not printable ASCII."""
-    match = _ROLLOUT_PATH.fullmatch(raw_path)
-    if match is None:
-        return Target(raw_path, None, 0)
-    rollout_id = unquote(match[1])
-    if not _ID.fullmatch(rollout_id):
-        return None
-    return Target(match[3], rollout_id, int(match[2] or 0))
-
-
 def identify(target: Target, headers: Mapping[str, str]) -> Identity:
-    """Read the caller's identity and make the context of the call's own span."""
+    """Read the caller's identity and make the context of the call's own span. Raises Refusal for a bad header."""
     caller = parse_traceparent(headers.get("traceparent"))
     baggage = parse_baggage(headers.get("baggage"))
     context = SpanContext.new(caller.trace_id if caller else None)
-    given = (target.rollout_id, headers.get(names.HEADER_ROLLOUT_ID), baggage.get(names.BAGGAGE_ROLLOUT_ID))
-    named = next((one for one in given if one and _ID.fullmatch(one)), None)
+    named = target.rollout_id
+    if named is None and (given := headers.get(names.HEADER_ROLLOUT_ID)):
+        named = checked_id(given, f"the {names.HEADER_ROLLOUT_ID} header")
+    if named is None and (carried := baggage.get(names.BAGGAGE_ROLLOUT_ID)) and ID.fullmatch(carried):
+        named = carried
     retries = headers.get("x-stainless-retry-count", "")
     return Identity(
         rollout_id=named or context.trace_id.hex(),

@@ -28,7 +28,7 @@ from sidecar.facts import Facts
 from sidecar.failures import note_refusal, stopping
 from sidecar.forward import KEEPALIVE_S, Clients, Inbound, identity_headers
 from sidecar.gate import Gate
-from sidecar.identity import Target, identify, split_target
+from sidecar.identity import identify
 from sidecar.models import list_models, show_model
 from sidecar.openai_error import openai_error
 from sidecar.passthrough import forward, recorded_call
@@ -37,6 +37,7 @@ from sidecar.recorder import Recorder
 from sidecar.responses.store_thread import StoreThread
 from sidecar.responses.stored import about_stored, names_response
 from sidecar.routes import Route, Routes
+from sidecar.target import Target, split_target
 from sidecar.under_way import UnderWay
 from tracegrad import names
 from tracegrad.http_client import HttpClient
@@ -76,8 +77,11 @@ class Proxy:
 
     async def _expect(self, request: web.BaseRequest) -> None:
         """Tell a client that waits with its body to go on, or not."""
-        target = split_target(request.raw_path)
-        called = target is not None and target.path.partition("?")[0] in self._dialects
+        try:
+            target = split_target(request.raw_path, request.method)
+        except Refusal:
+            return  # its answer says so, and needs no body
+        called = target.path.partition("?")[0] in self._dialects
         await invite_body(request, self.gate.max_body_bytes if called else self.gate.max_upload_bytes)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -105,9 +109,10 @@ class Proxy:
         await self.under_way.end()
 
     async def _answer(self, request: web.BaseRequest, visit: Visit) -> web.StreamResponse:
-        target = split_target(request.raw_path)
-        if target is None or not target.path.startswith("/"):
-            return openai_error(400, "the rollout id in the path must be printable ASCII without spaces")
+        try:
+            target = split_target(request.raw_path, request.method)
+        except Refusal as refusal:
+            return self._turned_away(self._meant(request.raw_path), refusal, visit)
         path = target.path.partition("?")[0]
         dialect = self._dialects.get(path) if request.method == "POST" else None
         gate = self.gate
@@ -119,9 +124,17 @@ class Proxy:
                     return await self._model_call(request, target, dialect, caller, visit)
                 return await self._other(request, target, path, caller)
         except Refusal as refusal:
-            visit.error = refusal.code
-            self.refusals[refusal.code or str(refusal.status)] += 1
-            return _refused(dialect or _FALLBACK, refusal)
+            return self._turned_away(dialect or _FALLBACK, refusal, visit)
+
+    def _turned_away(self, dialect: Dialect, refusal: Refusal, visit: Visit) -> web.Response:
+        visit.error = refusal.code
+        self.refusals[refusal.code or str(refusal.status)] += 1
+        return _refused(dialect, refusal)
+
+    def _meant(self, raw_path: str) -> Dialect:
+        """Whose words a client understands whose path is none of ours."""
+        path = raw_path.partition("?")[0]
+        return next((dialect for end, dialect in self._dialects.items() if path.endswith(end)), _FALLBACK)
 
     async def _other(self, request: web.BaseRequest, target: Target, path: str, caller: Caller) -> web.StreamResponse:
         if (kept := await about_stored(self._responses, caller.tenant, request, path)) is not None:

@@ -1,28 +1,10 @@
 """The rollout id comes from path, header, baggage, trace id, in this order; traceparent places the span."""
 
-import pytest
-
-from sidecar.identity import Target, identify, parse_baggage, split_target
+from sidecar.identity import identify, parse_baggage
+from sidecar.target import Target
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE}-{SPAN}-01"
-
-
-@pytest.mark.parametrize(
-    ("raw", "target"),
-    [
-        ("/v1/chat/completions", Target("/v1/chat/completions", None, 0)),
-        ("/rollout/r1/v1/chat/completions?x=%2F", Target("/v1/chat/completions?x=%2F", "r1", 0)),
-        ("/rollout/r1/attempt/3/v1/models", Target("/v1/models", "r1", 3)),
-        ("/rollout/a%2Fb/v1/models", Target("/v1/models", "a/b", 0)),
-        ("/rollout/r1/other", Target("/rollout/r1/other", None, 0)),
-        ("/rollout/r1/v1", Target("/v1", "r1", 0)),
-        ("/rollout/r%0a1/v1/models", None),
-        ("/rollout/%20/v1/models", None),
-    ],
-)
-def test_rollout_prefix_is_taken_off_the_path(raw: str, target: Target | None) -> None:
-    assert split_target(raw) == target
 
 
 def test_order_of_sources() -> None:
