@@ -31,9 +31,11 @@ class Secret:
                 key = self.file.read_text().strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise SettingsError(f"the {self.what} cannot be read from {self.file}: {error}") from error
+        if self.variable is not None and self.variable not in environ:
+            raise SettingsError(f"environment variable {self.variable} is not set: it should hold the {self.what}")
         if not key or not key.isascii():
             where = self.variable or self.file or "the configuration"
-            raise SettingsError(f"the {self.what} is empty or not ASCII in {where}: put one there")
+            raise SettingsError(f"the {self.what} is {'not ASCII' if key else 'empty'} in {where}: put one there")
         return key
 
 

@@ -16,6 +16,7 @@ import orjson
 from pydantic import SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 
 from tracegrad.errors import SettingsError
+from tracegrad.settings_errors import explained
 from tracegrad.settings_sections import (
     DATA,
     CallMatch,
@@ -170,6 +171,4 @@ def _validate(values: dict[str, Any], source: str) -> Settings:
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise SettingsError(f"bad setting {where} in {source}: {first['msg']}") from error
+        raise SettingsError(explained(error, Settings, values, source)) from error

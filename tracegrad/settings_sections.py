@@ -1,10 +1,10 @@
 """The sections of the configuration, each with its defaults and what its values may be."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from tracegrad.secret import Secret, one_secret
 
@@ -27,11 +27,20 @@ def require_http(url: str, *, password: bool = False) -> None:
         raise ValueError("an address here may not hold a password, since addresses are shown: use api_key of [[model]]")
 
 
+def _not_empty(value: object) -> object:
+    if value == "":
+        raise ValueError("is empty, which would be the directory that a process happens to start in: name one")
+    return value
+
+
+Directory = Annotated[Path, BeforeValidator(_not_empty)]
+
+
 class CollectorSettings(Section):
     """`[collector]`: the process that owns the store. `data` is the chDB directory."""
 
     host: str = "127.0.0.1"
-    data: Path = DATA / "store"
+    data: Directory = DATA / "store"
     otlp_http_port: int = Field(default=4318, ge=0, le=65535)
     clickhouse_port: int = Field(default=8123, ge=0, le=65535)
 
@@ -48,8 +57,8 @@ class SidecarSettings(Section):
     port: int = Field(default=8088, ge=0, le=65535)
     admin_host: str = "127.0.0.1"
     admin_port: int = Field(default=8089, ge=0, le=65535)
-    data: Path = DATA / "sidecar"
-    weights: Path = DATA / "weights"
+    data: Directory = DATA / "sidecar"
+    weights: Directory = DATA / "weights"
     workers: int = Field(default=1, ge=1, le=256)
     """Processes that share the agents' port."""
     reuse_port: bool = False
@@ -185,7 +194,7 @@ class ModelRoute(Section):
 
     name: str = Field(min_length=1)
     upstream: str | tuple[str, ...] = "http://127.0.0.1:8000"
-    policy: str | None = None
+    policy: str | None = Field(default=None, min_length=1)
     api_key: SecretStr | None = None
     served: str | None = Field(default=None, min_length=1)
     """The upstream's own name of the model: `model` of each request is set to it, and the answers say it."""
@@ -203,12 +212,20 @@ class ModelRoute(Section):
     @field_validator("upstream")
     @classmethod
     def _are_http(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        for url in (value,) if isinstance(value, str) else value:
+        urls = (value,) if isinstance(value, str) else value
+        for url in urls:
             require_http(url)
+        bases = [_base(url) for url in urls]
+        if twice := [url for url in bases if bases.count(url) > 1]:
+            raise ValueError(f"{twice[0]} is there twice: name each replica once")
         return value
 
     @property
     def upstreams(self) -> tuple[str, ...]:
         """The replicas' base URLs, without a trailing slash or `/v1`."""
         urls = (self.upstream,) if isinstance(self.upstream, str) else self.upstream
-        return tuple(url.rstrip("/").removesuffix("/v1") for url in urls)
+        return tuple(map(_base, urls))
+
+
+def _base(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")

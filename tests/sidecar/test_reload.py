@@ -46,7 +46,7 @@ def policy(*upstreams: FakeVllm, name: str = "policy") -> dict[str, Any]:
 async def changing(tmp_path: Path, fake: FakeVllm, receiver: Receiver) -> AsyncIterator[Changing]:
     values: dict[str, Any] = {
         "otlp": receiver.url,
-        "sidecar": {"port": 0, "admin_port": 0, "data": tmp_path / "data", "weights": tmp_path / "weights"},
+        "sidecar": {"port": 0, "admin_port": 0, "data": tmp_path / "changing", "weights": tmp_path / "weights"},
         "model": [policy(fake)],
     }
     start = Settings.model_validate(values)
