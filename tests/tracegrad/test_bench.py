@@ -161,6 +161,9 @@ def test_a_process_ends_with_all_that_it_started(tmp_path: Path) -> None:
         used = machine.resident_bytes(pids)
         assert used is not None
         assert used > 1 << 20
+    deadline = time.monotonic() + 10
+    while machine.session(running.process.pid) and time.monotonic() < deadline:
+        time.sleep(0.02)  # a killed process takes a moment to be gone
     assert machine.session(running.process.pid) == []
 
 
