@@ -64,13 +64,17 @@ class PromptAdmin:
         try:
             value = await asyncio.to_thread(ask)
             if value is None:
-                status, value = 404, {"error": f"no prompt {name!r}: `GET /prompts` lists them"}
+                status, value = 404, {"error": f"no prompt {name!r}: `tracegrad prompt list` shows which there are"}
         except InputError as error:
             status, value = 400, {"error": str(error)}
         except VersionTakenError as error:
             status, value = 409, {"error": str(error)}
-        except (SettingsError, OSError) as error:
-            status, value = 500, {"error": f"prompts cannot be kept: {error}"}
+        except SettingsError as error:
+            status, value = 500, {"error": str(error)}
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            message = f"prompts cannot be kept in {self._store.path} ({reason}): make room there, or let it be written"
+            status, value = 500, {"error": message}
         if changes and status == 200:
             await asyncio.sleep(LOOK_S)  # by then, every process looks at the file before its next call
         return web.Response(status=status, body=orjson.dumps(value), headers=JSON)

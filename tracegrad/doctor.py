@@ -5,34 +5,24 @@ The checks only look: they start nothing and change nothing.
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 from clickhouse_connect.driver.client import Client
 
 from tracegrad import clickhouse
+from tracegrad.doctor_finding import Finding
+from tracegrad.doctor_spool import examine_spool
 from tracegrad.errors import TracegradError
 from tracegrad.settings import Settings
-
-Verdict = Literal["ok", "warn", "fail"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report; `advice` is empty when nothing is to be done."""
-
-    check: str
-    verdict: Verdict
-    what: str
-    advice: str = ""
 
 
 async def examine(settings: Settings) -> list[Finding]:
     """All checks, in the order in which a call travels."""
     findings = [await _answers("collector (OTLP)", settings.otlp + "/healthz", "tracegrad collector")]
     findings.append(await _answers("sidecar", settings.sidecar_admin_url + "/healthz", "tracegrad sidecar"))
+    findings += await examine_spool(settings)
     policies = await _policies(settings)
     findings += _engines(policies)
     findings += _continuations(policies)
@@ -103,7 +93,8 @@ def _continuations(policies: list[dict[str, Any]]) -> Iterator[Finding]:
         if told.get("state") in {"tokens", "off"}:
             yield Finding(check, "ok", f"{told['state']}: {told['why']}")
         elif told:
-            advice = "set continuation in its [[model]] entry (tokens or off), or start an engine that it can examine"
+            other = "off" if told.get("setting") == "tokens" else "tokens or off"
+            advice = f"start an engine that it can examine, or set continuation in its [[model]] entry ({other})"
             yield Finding(check, "warn", f"{told['state']}: {told['why']}", advice)
 
 
