@@ -1,9 +1,9 @@
 """Ends calls: builds their spans, proves their version, queues them. Every call is recorded exactly once.
 
-Nothing here delays the client: all of it happens after the answer went out. About a millisecond later a call stands in
-the journal, as unproved, so that killing the process does not lose it. Its engine is asked for the version once for all
-calls that ended meanwhile. What that proved is added to the spans, which go into the spool, and the journal notes it:
-at once, so that a call never comes back which is recorded. Of all this a few calls are done at a time.
+Nothing here delays the client: all of it happens after the answer went out. At once a call stands in the journal, as
+unproved, so that killing the process does not lose it. Its engine is asked for the version once for all calls that
+ended meanwhile. What that proved is added to the spans, which go into the spool, and the journal notes it: at once, so
+that a call never comes back which is recorded. Of proved calls a few are done at a time.
 
 Invariant: a later call extends one only if that will be there whatever happens: its spans are in the queue, or they
 stand in the journal and room is kept for them in the spool.
@@ -45,7 +45,6 @@ class _Ended:
     """Where it stands in the journal, if it does."""
     promised: int = 0
     """So much room is kept for it: later calls extend it already."""
-    recorded: bool = False
 
 
 class Recorder:
@@ -55,8 +54,6 @@ class Recorder:
         self._delivery = delivery
         self._metrics = metrics
         self._history = History()
-        self._fresh: deque[_Ended] = deque()
-        """Not in the journal yet."""
         self._unproved: dict[Replica, list[_Ended]] = {}
         self._answered: deque[_Ended] = deque()
         """The engine has spoken, or will not."""
@@ -76,8 +73,7 @@ class Recorder:
         if replica is None or call.untrainable is not None or call.start != replica.stamp or self._closing:
             self._record(ended)
             return
-        self._fresh.append(ended)
-        self._start_tick()
+        self._journal(ended)
         waiting = self._unproved.get(replica)
         if waiting is not None:
             waiting.append(ended)
@@ -99,12 +95,12 @@ class Recorder:
             self._tick.cancel()
         for waiting in self._unproved.values():
             self._answered += waiting
-        self._do(len(self._answered), 0)
+        self._record_next(len(self._answered))
         self._delivery.journal.close()
 
     def abandon(self) -> None:
         """Have on disk all that has ended, proved or not: the process ends at once, without `close`."""
-        self._do(len(self._answered), len(self._fresh))
+        self._record_next(len(self._answered))
 
     async def _prove(self, replica: Replica) -> None:
         """Ask the engine once for all calls that ended before the question, until none is left."""
@@ -123,26 +119,27 @@ class Recorder:
         del self._unproved[replica]
 
     def _start_tick(self) -> None:
-        if self._tick is None:
-            self._tick = asyncio.get_running_loop().call_later(TICK_S, self._do_some)
+        if self._tick is None and self._answered:
+            self._tick = asyncio.get_running_loop().call_later(TICK_S, self._record_some)
 
-    def _do_some(self) -> None:
+    def _record_some(self) -> None:
         self._tick = None
-        self._do(2 + len(self._answered) // SHARE, 2 + len(self._fresh) // SHARE)
-        if self._answered or self._fresh:
-            self._start_tick()
+        self._record_next(2 + len(self._answered) // SHARE)
+        self._start_tick()
 
-    def _do(self, n_answered: int, n_fresh: int) -> None:
-        """Record some calls and journal some others. One write notes both."""
-        fresh = [one for one in _taken(self._fresh, n_fresh) if not one.recorded and self._build(one)]
-        settled = [place for ended in _taken(self._answered, n_answered) if (place := self._record(ended)) is not None]
-        if not settled and not fresh:
+    def _record_next(self, count: int) -> None:
+        """Record some of the calls whose engine has spoken; the journal notes it in one write."""
+        taken = [self._answered.popleft() for _ in range(min(count, len(self._answered)))]
+        if settled := [place for ended in taken if (place := self._record(ended)) is not None]:
+            self._delivery.journal.write([], settled)
+
+    def _journal(self, ended: _Ended) -> None:
+        if not self._build(ended):
             return
-        spans = [list(zip(one.spans or (), verdicts(one.call), strict=True)) for one in fresh]
-        for ended, place in zip(fresh, self._delivery.journal.write(spans, settled), strict=True):
-            ended.place = place
-            if place is not None and ended.call.growth is not None:
-                self._promise(ended, ended.call.growth)
+        spans = list(zip(ended.spans or (), verdicts(ended.call), strict=True))
+        [ended.place] = self._delivery.journal.write([spans], [])
+        if ended.place is not None and ended.call.growth is not None:
+            self._promise(ended, ended.call.growth)
 
     def _promise(self, ended: _Ended, growth: Growth) -> None:
         size = sum(HEAD + len(span) + VERDICT_BYTES for span in ended.spans or ())
@@ -169,7 +166,7 @@ class Recorder:
         """Queue the spans: the place in the journal that they do not need any more."""
         if ended.spans is None:
             self._build(ended)
-        ended.recorded, call = True, ended.call
+        call = ended.call
         if not ended.spans:
             return None
         for choice in call.answer.choices or (None,):
@@ -181,7 +178,3 @@ class Recorder:
         if call.growth is not None and not ended.promised and all(queued):
             call.growth.shipped()
         return ended.place
-
-
-def _taken(queue: deque[_Ended], count: int) -> list[_Ended]:
-    return [queue.popleft() for _ in range(min(count, len(queue)))]
