@@ -19,7 +19,6 @@ from sidecar.policy import Policy
 from sidecar.prompt_store import PromptStore
 from sidecar.publications import RecordError
 from sidecar.publish import ConflictError, Publisher
-from sidecar.replica import SERVES
 from sidecar.routes import Routes
 from sidecar.tenants import Key, owner_of, presented_key
 from tracegrad.errors import InputError, TracegradError
@@ -164,7 +163,7 @@ class Admin:
     async def readyz(self, request: web.Request) -> web.Response:
         """200 when every replica serves, with weights it can name; else 503 with what is missing.
 
-        `problems` also names, with 200, a replica that serves only as a last resort, since it runs other weights.
+        `problems` also names, with 200, a replica that serves only as a last resort, since it runs another version.
         """
         replicas = [replica for policy in self._policies.values() for replica in policy.replicas]
         problems = [replica.problem or "no version" for replica in replicas if replica.problem or not replica.healthy]
@@ -209,21 +208,25 @@ class Admin:
         """A policy for people and programs.
 
         `version`: what all replicas in service run, null while they differ or it is not known; `published`: what they
-        should run, null while they may run anything. `healthy`: in service.
+        should run, null while they may run anything; `rolled_back_from`: the newer version that was published before,
+        if there is one. `healthy`: in service. `standing`: what becomes of calls (`sidecar.standing`).
         """
-        published = self._publisher.publications.current(policy.name)
+        publications = self._publisher.publications
+        published = publications.current(policy.name)
         continuation = self._entries[policy.name].continuation
         return {
             "name": policy.name,
             "version": policy.version,
             "published": published.version if published else None,
+            "rolled_back_from": publications.rolled_back_from(policy.name),
             "model": policy.model,
             "continuation": continuation.describe() if continuation else None,
             "replicas": [
                 {
                     "url": one.url,
                     "version": one.version,
-                    "healthy": one.rank == SERVES and not one.behind,
+                    "healthy": one.in_service,
+                    "standing": one.standing.value,
                     "paused": one.paused,
                     "problem": one.problem,
                 }

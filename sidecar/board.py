@@ -73,6 +73,11 @@ class Board:
         return board
 
     @property
+    def serves(self) -> bool:
+        """Whether this process serves calls."""
+        return self._worker is not None
+
+    @property
     def led(self) -> bool:
         """Whether the publisher lives, so that its orders count."""
         if self._lease_ns is None:

@@ -72,7 +72,9 @@ async def captured_call(
 
 def _died(capture: Capture, call: Call, replica: Replica, error: Exception) -> web.Response:
     replica.doubt()
-    message = f"upstream at {replica.url} closed the connection before it answered: {error or type(error).__name__}"
+    message = (
+        f"upstream at {replica.url} closed the connection before it answered: {str(error) or type(error).__name__}"
+    )
     call.status = 502
     call.fail(DIED, message)
     return capture.dialect.error(Refusal(502, message, DIED))

@@ -2,7 +2,8 @@
 
 A restarted engine has the weights it was started with (version 0), one whose update broke off has unknown ones. Calls
 for it wait, or go to other replicas, while it is brought up to date; where that fails it is out of service and tried
-again, ever more seldom. An engine on a version that nobody published here is left alone: another publisher has it.
+again, ever more seldom. An engine on a version that nobody published here is left alone: another publisher has it. It
+serves as a last resort, and its calls train nothing.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from sidecar.policy import Policy, Replica
 from sidecar.publish import Publisher
 from tracegrad.errors import TracegradError
 
-FIRST_RETRY_S, LAST_RETRY_S = 5.0, 300.0
+FIRST_RETRY_S, LAST_RETRY_S = 5.0, 60.0
 
 
 @asynccontextmanager
@@ -44,7 +45,7 @@ async def keep_current(publisher: Publisher, policy: Policy, replica: Replica) -
         try:
             await publisher.catch_up(policy, replica)
         except TracegradError as error:
-            replica.set_aside(f"{error}; to let it serve what it has, POST /policies/{policy.name}/forget")
+            replica.set_aside(f"{error}; to let it serve what it has, `tracegrad policy forget {policy.name}`")
             replica.changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(replica.changed.wait(), retry_s)

@@ -127,16 +127,18 @@ async def _close_open_update(session: aiohttp.ClientSession, url: str) -> None:
 
 
 async def _get(session: aiohttp.ClientSession, url: str, path: str, timeout_s: float) -> dict[str, Any]:
-    return await _call(session.get(url + path, timeout=_limit(timeout_s)), url, path)
+    return await _call(session.get(url + path, timeout=_limit(timeout_s)), url, path, timeout_s)
 
 
 async def _post(
     session: aiohttp.ClientSession, url: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 60
 ) -> dict[str, Any]:
-    return await _call(session.post(url + path, json=body or {}, timeout=_limit(timeout_s)), url, path)
+    return await _call(session.post(url + path, json=body or {}, timeout=_limit(timeout_s)), url, path, timeout_s)
 
 
-async def _call(asked: AbstractAsyncContextManager[aiohttp.ClientResponse], url: str, path: str) -> dict[str, Any]:
+async def _call(
+    asked: AbstractAsyncContextManager[aiohttp.ClientResponse], url: str, path: str, timeout_s: float
+) -> dict[str, Any]:
     path = path.partition("?")[0]
     try:
         async with asked as answer:
@@ -148,8 +150,10 @@ async def _call(asked: AbstractAsyncContextManager[aiohttp.ClientResponse], url:
             result = await answer.json(content_type=None)
     except aiohttp.ClientConnectorError as error:
         raise EngineGoneError(f"no engine answers at {url}: {error}") from error
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        raise EngineError(f"engine at {url} does not answer {path}: {error or type(error).__name__}") from error
+    except TimeoutError as error:
+        raise EngineError(f"engine at {url} does not answer {path} within {timeout_s:g} s") from error
+    except (aiohttp.ClientError, ValueError) as error:
+        raise EngineError(f"engine at {url} does not answer {path}: {str(error) or type(error).__name__}") from error
     return result if isinstance(result, dict) else {}
 
 

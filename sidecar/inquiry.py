@@ -61,7 +61,8 @@ class Inquiry:
                     for waiter in waiters:
                         if not waiter.done():
                             waiter.set_result(None)
-                await asyncio.sleep(MIN_GAP_S)
+                if not self._replica.closed:  # a publication waits for the answers
+                    await asyncio.sleep(MIN_GAP_S)
         finally:
             self.forget()
 
@@ -84,9 +85,11 @@ class Inquiry:
             left_paused = comes and await engine.is_paused(session, replica.url)
         except EngineError as error:
             if not replica.updating:
-                replica.mute = isinstance(error, NoVersionError)
-                replica.nameless = isinstance(error, NamelessVersionError)
-                (replica.gone if isinstance(error, EngineGoneError) else replica.lost)(str(error))
+                if isinstance(error, EngineGoneError):
+                    replica.gone(str(error))
+                else:
+                    mute, nameless = isinstance(error, NoVersionError), isinstance(error, NamelessVersionError)
+                    replica.lost(str(error), mute=mute, nameless=nameless)
             return
         if replica.stamp != before:
             return
@@ -112,7 +115,7 @@ class Inquiry:
         try:
             await self._learn(session)
         except EngineError as error:
-            log.info("log-probs mode not known url=%s problem=%s", self._replica.url, error)
+            log.debug("log-probs mode not known url=%s problem=%s", self._replica.url, error)
 
     async def _resume(self, session: aiohttp.ClientSession) -> None:
         """Nobody else will: it serves, and trains after the next publication."""

@@ -104,9 +104,17 @@ class Metrics:
             Family(
                 "replica_up",
                 "gauge",
-                "Whether the engine answers and its version is known.",
+                "Whether the engine is in service: it answers, and runs what it should.",
                 ("policy", "replica"),
-                {(name, one.url): int(one.healthy) for name, one in replicas},
+                {(name, one.url): int(one.in_service) for name, one in replicas},
+                "own",
+            ),
+            Family(
+                "replica_standing",
+                "gauge",
+                "How the engine stands: serves, last_resort, updating, paused, broken or down.",
+                ("policy", "replica", "standing"),
+                {(name, one.url, one.standing.value): 1 for name, one in replicas},
                 "own",
             ),
             Family(

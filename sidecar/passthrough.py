@@ -27,6 +27,7 @@ from sidecar.forward import (
 )
 from sidecar.gate import too_large
 from sidecar.openai_error import openai_error
+from sidecar.policy import unfit
 from sidecar.routes import Route
 from sidecar.sse import EventReader
 
@@ -40,7 +41,7 @@ async def recorded_call(
     """Forward a model call and note what it says of itself; it never trains."""
     call.untrainable = PASSTHROUGH
     headers = recorded_headers(inbound.request.headers, route.authorization, call)
-    for url in _in_turn(route.upstreams):
+    for url in _in_turn(_fit(route)):
         call.upstream = url
         try:
             upstream = await session.post(
@@ -175,6 +176,15 @@ async def _stream(
     with contextlib.suppress(ConnectionError):  # it has all of it, and may close before we say that this was all
         await response.write_eof()
     return None
+
+
+def _fit(route: Route) -> Sequence[str]:
+    """The upstreams but those with unknown weights. Raises Refusal (503) where all have."""
+    if route.policy is None or not (broken := [one for one in route.policy.replicas if one.broken]):
+        return route.upstreams
+    if len(broken) == len(route.policy.replicas):
+        raise unfit(broken)
+    return [one.url for one in route.policy.replicas if one not in broken]
 
 
 def _in_turn(upstreams: Sequence[str]) -> Iterator[str]:

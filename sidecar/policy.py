@@ -8,6 +8,7 @@
 - Other calls go to the least loaded.
 - Only replicas in service are looked at while there is one, even if it has to be waited for; then those that answer
   but should run other weights, or cannot tell which; those that are down come last.
+- One with unknown weights is never chosen. Where no other is left, a call waits `MEND_WAIT_S` for one to be mended.
 """
 
 import asyncio
@@ -15,12 +16,16 @@ import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sidecar.replica import SERVES, Replica, Stamp
+from sidecar.dialect import Refusal
+from sidecar.replica import SERVES, Choice, Replica, Stamp, Standing
 
 __all__ = ["Policy", "Replica", "Stamp"]
 
 CROWDED = 1.25
 ROOM = 8
+MEND_WAIT_S = 10.0
+RETRY_AFTER_S = 5
+UNKNOWN_WEIGHTS = "unknown_weights"
 
 
 @dataclass(frozen=True)
@@ -42,22 +47,39 @@ class Policy:
         """The replica that takes a call, waiting for one; None when all were tried.
 
         `rollout_id`: of the rollout that the call belongs to, by name or by the caller's trace; None where it is alone.
+        Raises Refusal (503) where those that are left have unknown weights, and nobody mends one.
         """
-        while left := [replica for replica in self.replicas if replica not in tried]:
-            if len(left) > 1:
-                best = min(replica.rank for replica in left)
-                left = [replica for replica in left if replica.rank == best]
-            if ready := [replica for replica in left if replica.is_open]:
-                chosen = ready[0] if len(ready) == 1 else _pick(ready, rollout_id)
-                if chosen.version is None and not chosen.broken and not chosen.mute:
-                    await chosen.confirmed()
-                    if chosen.rank > min(replica.rank for replica in self.replicas if replica not in tried):
-                        continue
-                if chosen.is_open:
-                    return chosen
-            else:
-                await _any_opened(left)
+        deadline: float | None = None
+        while untried := [replica for replica in self.replicas if replica not in tried]:
+            ready = [replica for replica in untried if replica.is_open]
+            if len(untried) > 1:
+                best = min(replica.rank for replica in untried)
+                ready = [replica for replica in ready if replica.rank == best]
+            if not ready:
+                choices = [replica.choice for replica in untried]
+                hopeless = all(replica.standing == Standing.BROKEN for replica in untried)
+                now = asyncio.get_running_loop().time()
+                deadline = (deadline or now + MEND_WAIT_S) if hopeless else None
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await _any_turned(untried, choices)
+                except TimeoutError:
+                    raise unfit(untried) from None
+                continue
+            chosen = ready[0] if len(ready) == 1 else _pick(ready, rollout_id)
+            if chosen.version is None and not chosen.mute:
+                await chosen.confirmed()
+                if chosen.rank > min(replica.rank for replica in untried):
+                    continue
+            if chosen.is_open:
+                return chosen
         return None
+
+
+def unfit(replicas: Sequence[Replica]) -> Refusal:
+    """The answer while no replica may serve, since the weights of all are unknown."""
+    problems = "; ".join(replica.problem for replica in replicas)
+    return Refusal(503, problems, UNKNOWN_WEIGHTS, {"retry-after": str(RETRY_AFTER_S)})
 
 
 def _pick(ready: Sequence[Replica], rollout_id: str | None) -> Replica:
@@ -78,8 +100,8 @@ def _pick(ready: Sequence[Replica], rollout_id: str | None) -> Replica:
     return chosen[1]
 
 
-async def _any_opened(replicas: Sequence[Replica]) -> None:
-    waits = [asyncio.create_task(replica.opened()) for replica in replicas]
+async def _any_turned(replicas: Sequence[Replica], choices: Sequence[Choice]) -> None:
+    waits = [asyncio.create_task(replica.turned(choice)) for replica, choice in zip(replicas, choices, strict=True)]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:

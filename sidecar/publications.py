@@ -84,6 +84,11 @@ class Publications:
         cut_off = every[-1:] if every and every[-1].state is State.BEGUN else []
         return next(iter((*reversed(done), *cut_off)), None)
 
+    def rolled_back_from(self, policy: str) -> int | None:
+        """The newest version that was the policy's before an older one was published again, which now is."""
+        done = [one.version for one in self._by_policy.get(policy, {}).values() if one.state is State.DONE]
+        return max(done) if done and max(done) > done[-1] else None
+
     def find(self, policy: str, version: int) -> Published | None:
         """The newest attempt at a version that some engine may have run."""
         every = self._by_policy.get(policy, {}).values()

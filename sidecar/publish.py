@@ -5,14 +5,15 @@
 - When a replica fails, those that have the new version go back to the one before it, if that was published here and
   its file is still there, unchanged; the one that failed is given that version too. Where there is nothing to go back
   to (the weights that the engines were started with have no file), the publication goes forward with the rest.
-- A replica that cannot be brought to the version that the others run is out of service until it can.
+- A replica that cannot be brought to the version that the others run is out of service until it can; one whose weights
+  are unknown serves nothing.
 - To publish a version again makes it the policy's version, also when newer ones were published since: the way back
   for an operator. The content of a version never changes.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -82,8 +83,8 @@ class Publisher:
             found = replica.version
             if found and self.publications.find(policy.name, found) is None:
                 raise EngineError(
-                    f"engine at {replica.url} is on version {found}, which was not published here, and is left as it "
-                    f"is: publish again to bring it to version {current.version}"
+                    f"version {found} was not published here, so it is left as it is; "
+                    f"to bring it to version {current.version}, publish that again"
                 )
             weights = await checked(current.version, str(current.file), current.sha256, self._root)
             stall_s = await swap(self._session, replica, weights)
@@ -145,21 +146,24 @@ class Publisher:
                     await self._bring(replica, before)
             _want(policy, before.version)
             await self._note(policy, number, State.UNDONE if ran else State.FAILED)
-            done = f"the replicas were rolled back to version {before.version}"
+            done = f"The policy goes back to version {before.version}"
         elif ran:
             for replica in policy.replicas:
                 if replica is not failed and _may_load(replica) and not _runs(replica, weights.version):
                     await self._bring(replica, weights)
             _want(policy, weights.version)
             if failed.broken:
-                failed.set_aside(f"it is not on version {weights.version}: {error}")
+                failed.set_aside(str(error))
             await self._note(policy, number, State.DONE)
-            done = f"version {weights.version} stays where it was loaded, since {before}"
+            done = f"Version {weights.version} stays where it was loaded, since {before}"
         else:
+            if failed.broken:
+                failed.set_aside(str(error))
             await self._note(policy, number, State.FAILED)
-            done = f"no replica runs version {weights.version}" + (f", and {before}" if failed.broken else "")
+            done = f"No replica runs version {weights.version}" + (f", and {before}" if failed.broken else "")
         await asyncio.gather(*(replica.confirmed() for replica in policy.replicas))
-        return EngineError(f"{error}; {done}. {_state(policy.replicas)}. Publish again when the cause is mended")
+        now = [f"{one.problem or f'engine at {one.url} runs version {one.version}'}." for one in policy.replicas]
+        return EngineError(" ".join([f"{error}. {done}.", *now]))
 
     async def _before(self, policy: Policy, weights: Weights) -> Weights | str:
         """The weights to go back to; or why there are none."""
@@ -177,7 +181,7 @@ class Publisher:
         except EngineGoneError as error:
             replica.lost(str(error))  # it is brought up to date when it comes back
         except EngineError as error:
-            replica.set_aside(f"it is not on version {weights.version}: {error}")
+            replica.set_aside(str(error))
 
     async def _note(self, policy: Policy, number: int, state: State) -> None:
         await asyncio.to_thread(self.publications.end, policy.name, number, state)
@@ -194,12 +198,3 @@ def _may_load(replica: Replica) -> bool:
 
 def _runs(replica: Replica, version: int) -> bool:
     return replica.version == version and not replica.broken
-
-
-def _state(replicas: Sequence[Replica]) -> str:
-    told = []
-    for replica in replicas:
-        runs = "runs unknown weights" if replica.version is None else f"runs version {replica.version}"
-        out = f", out of service ({replica.problem})" if replica.aside or not replica.healthy else ""
-        told.append(f"{replica.url} {runs}{out}")
-    return "Now " + "; ".join(told)

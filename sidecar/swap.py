@@ -1,7 +1,8 @@
 """Swap the weights of one replica while agents go on calling.
 
-New calls wait here, requests in flight freeze in the engine, weights are swapped, caches dropped, all go on. Whatever
-fails, the engine is resumed. What it runs after a load that failed is unknown and stamped as such.
+New calls wait here, those that have just ended are proved, requests in flight freeze in the engine, weights are
+swapped, caches dropped, all go on. Whatever fails, the engine is resumed. What it runs after a load that failed is
+unknown, and it serves nothing until one succeeds.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from sidecar import engine
 from sidecar.engine import EngineError
 from sidecar.policy import Policy
 from sidecar.replica import Replica
-from sidecar.weight_file import sha256_of
+from sidecar.weight_file import read_header, sha256_of
 from tracegrad.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -43,8 +44,9 @@ async def swap(session: aiohttp.ClientSession, replica: Replica, weights: Weight
     if not replica.transfer_ready:
         await engine.init_transfer(session, replica.url, str(weights.root))
         replica.transfer_ready = True
-    replica.begin_update()
     started = time.monotonic()
+    await replica.close()
+    replica.begin_update()
     touched = False
     loaded: int | None = None
     try:
@@ -93,7 +95,7 @@ async def resume(session: aiohttp.ClientSession, policy: Policy) -> None:
 
 
 async def checked(version: int, path: str, sha256: str, root: Path) -> Weights:
-    """The weights at `path`. Raises InputError unless they lie under `root` and have this digest."""
+    """The weights at `path`. Raises InputError unless they lie under `root`, have this digest and are safetensors."""
     return await asyncio.to_thread(_checked, version, path, sha256, root)
 
 
@@ -101,6 +103,8 @@ def _checked(version: int, path: str, sha256: str, root: Path) -> Weights:
     file = confine(path, root)
     try:
         found = sha256_of(file)
+        if hmac.compare_digest(found, sha256):
+            read_header(file)
     except OSError as error:
         raise InputError(f"weights {path!r} cannot be read: {error}") from error
     if not hmac.compare_digest(found, sha256):

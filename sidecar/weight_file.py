@@ -61,8 +61,8 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
         entries.pop("__metadata__", None)
         tensors = {name: TensorInfo(entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items()}
         end = max(entry["data_offsets"][1] for entry in entries.values())
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise InputError(f"{file} is not a safetensors file") from error
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise InputError(f"{file} is not a safetensors file: write it again") from error
     if file.stat().st_size != 8 + length + end:
         raise InputError(f"{file} is cut short: {file.stat().st_size} bytes instead of {8 + length + end}")
     return tensors

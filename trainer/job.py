@@ -20,7 +20,7 @@ from trainer.config import TrainConfig
 from trainer.gate import Gate
 from trainer.learner import Learner, StartLearner
 from trainer.plan import Plan, make_plan, plan_metrics, sample_records
-from trainer.publisher import Publisher
+from trainer.publisher import Publisher, Served
 from trainer.records import JobDirectory, StepRecord
 from trainer.rows import Row
 from trainer.samples import rows_of
@@ -156,6 +156,7 @@ class Job:
         seconds = seconds or Seconds()
         try:
             if step.updated:
+                self._check_not_rolled_back(self._publisher.served(step.policy))
                 with seconds("publish"):
                     self._publish(step)
             done = step.model_copy(update={"metrics": step.metrics | seconds.metrics(), "ended_ns": time.time_ns()})
@@ -171,6 +172,7 @@ class Job:
         """Bring engines back to the newest version: after a restart, or when they do not say what they serve."""
         served = self._publisher.served(self._config.data.policy)
         self._check_served(served.version)
+        self._check_not_rolled_back(served)
         if (served.all_known and served.version == self.version) or len(self._lineage) < 2:
             return
         log.warning(
@@ -208,6 +210,16 @@ class Job:
                 f"the engine serves version {served} of policy {self._config.data.policy!r}, but the newest checkpoint "
                 f"of job {self._config.job!r} is version {self.version}: another job publishes this policy, or "
                 "checkpoints were lost; restart vLLM to publish this job's weights again"
+            )
+
+    def _check_not_rolled_back(self, served: Served) -> None:
+        """An operator's way back is not undone behind the operator's back."""
+        if served.rolled_back_from in self._lineage:
+            policy, newer = self._config.data.policy, served.rolled_back_from
+            raise TracegradError(
+                f"version {newer} of policy {policy!r}, which job {self._config.job!r} published, was replaced by an "
+                f"older one (version {served.version}): to go on from version {newer}, publish it again (`tracegrad "
+                f"policy publish {policy} --version {newer} --weights ...`); to stay with the older one, end this job"
             )
 
     def _gate(self) -> Gate:

@@ -20,11 +20,13 @@ NOT_NOW = frozenset({502, 503, 504})
 class Served:
     """`version`: the lowest that an engine serves; None when no engine says. `all_known`: whether every engine says.
 
-    An engine does not say while it is away, and after a publication that failed half-way.
+    An engine does not say while it is away, and after a publication that failed half-way. `rolled_back_from`: the newer
+    version that was published before somebody published an older one again; None where the newest is the policy's.
     """
 
     version: int | None
     all_known: bool
+    rolled_back_from: int | None = None
 
 
 class Publisher:
@@ -48,7 +50,7 @@ class Publisher:
             )
         versions = [replica["version"] for replica in found["replicas"]]
         lowest = min((version for version in versions if version is not None), default=None)
-        return Served(lowest, None not in versions)
+        return Served(lowest, None not in versions, found.get("rolled_back_from"))
 
     def publish(self, policy: str, version: int, weights: Path, sha256: str) -> None:
         """Have every replica serve `weights` as `version`. Publishing the same again changes nothing."""

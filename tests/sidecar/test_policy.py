@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from publishing import publish, ready, write_weights
 from sidecar_harness import Harness
 
-from sidecar.board import Board
+from sidecar.board import ASIDE, BROKEN, Board
+from sidecar.dialect import Refusal
 from sidecar.policy import ROOM, Policy, Replica
 
 ROLLOUTS = [f"rollout-{number}" for number in range(200)]
@@ -95,7 +97,8 @@ def test_a_named_call_never_goes_to_a_replica_with_far_more_than_its_share(loads
     assert chosen.in_flight < max(ROOM, 1.25 * (sum(loads) + 1) / len(loads))
 
 
-async def test_those_out_of_service_come_last() -> None:
+async def test_those_out_of_service_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.policy.MEND_WAIT_S", 0.05)
     policy = policy_of(*URLS[:3])
     aside, broken, down = policy.replicas
     aside.set_wanted(5)
@@ -104,9 +107,15 @@ async def test_those_out_of_service_come_last() -> None:
     broken.end_update(None, touched=True)
     down.lost("gone")
     assert await policy.choose([]) is aside
-    assert await policy.choose([aside]) is broken
+    with pytest.raises(Refusal, match="http://b:1 runs unknown weights and serves nothing") as refused:
+        await policy.choose([aside, down])
+    assert refused.value.status == 503
     broken.begin_update()
+    mended = asyncio.create_task(policy.choose([aside, down]))
+    await asyncio.wait([mended], timeout=0.2)
+    assert not mended.done(), "while somebody mends it, it is waited for"
     broken.end_update(5, touched=True)
+    assert await mended is broken
     assert set((await homes(policy)).values()) == {broken.url}
     broken.set_paused(on=True)
     waiting = asyncio.create_task(policy.choose([]))
@@ -115,6 +124,70 @@ async def test_those_out_of_service_come_last() -> None:
     broken.set_paused(on=False)
     assert await waiting is broken
     assert await policy.choose(policy.replicas) is None
+
+
+async def test_a_call_waits_for_a_broken_replica_and_goes_where_another_comes_back() -> None:
+    policy = policy_of(*URLS[:2])
+    broken, paused = policy.replicas
+    paused.set_paused(on=True)
+    waiting = asyncio.create_task(policy.choose([]))
+    broken.begin_update()
+    await asyncio.sleep(0)
+    broken.end_update(None, touched=True)
+    await asyncio.wait([waiting], timeout=0.05)
+    assert not waiting.done()
+    paused.set_paused(on=False)
+    assert await waiting is paused
+
+
+async def test_a_failure_before_the_weights_were_touched_mends_nothing() -> None:
+    broken = Replica("http://engine")
+    broken.found(1)
+    for touched in (True, False):
+        broken.begin_update()
+        broken.end_update(None, touched=touched)
+        assert broken.broken
+        assert broken.stamp.version is None
+
+
+async def test_a_dead_publisher_does_not_make_unknown_weights_serve(tmp_path: Path) -> None:
+    publisher = Board.shared(tmp_path / "board", 1, workers=1)
+    worker = Replica("http://engine", Board.attach(tmp_path / "board", 0, lease_s=0.0))
+    worker.found(0)
+    assert worker.is_open
+    publisher.set_flag(0, BROKEN, on=True)
+    assert not worker.is_open
+    publisher.set_flag(0, ASIDE, on=True)
+    assert not worker.is_open
+
+
+@pytest.mark.parametrize(("version", "wanted", "stamped"), [(9, 1, None), (1, 1, 1), (0, 1, 0), (9, None, 9)])
+async def test_only_versions_that_mean_something_here_are_stamped(
+    version: int, wanted: int | None, stamped: int | None
+) -> None:
+    replica = Replica("http://engine")
+    replica.found(version)
+    replica.set_wanted(wanted)
+    assert (replica.stamp.version, replica.version) == (stamped, version)
+
+
+async def test_what_becomes_of_a_replica_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    replica = Replica("http://engine")
+    for problem in ("no engine answers", "engine does not answer: refused", "no engine answers"):
+        replica.lost(problem)
+    replica.lost("has no /weight_info", mute=True)
+    replica.lost("has no /weight_info", mute=True)
+    assert [record.getMessage().partition("problem=")[2] for record in caplog.records] == [
+        "no engine answers",
+        "has no /weight_info",
+    ]
+    replica.found(1)
+    replica.lost("no engine answers")
+    assert len([record for record in caplog.records if "lost" in record.getMessage()]) == 3
+    replica.set_wanted(2)
+    for _ in range(2):
+        replica.set_aside("not published here")
+    assert len([record for record in caplog.records if "out of service" in record.getMessage()]) == 1
 
 
 @pytest.fixture

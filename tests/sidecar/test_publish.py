@@ -1,6 +1,7 @@
 """Weights are swapped under running calls; every call is stamped with the version the engine itself named."""
 
 import asyncio
+import hashlib
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ async def test_a_publication_follows_vllms_protocol(harness: Harness, fake: Fake
     status, told = await publish(harness, first)
     assert status == 200
     assert (told["name"], told["version"], told["model"]) == ("policy", 1, "policy")
-    assert told["replicas"] == [{"url": fake.url, "version": 1, "healthy": True, "paused": False, "problem": ""}]
+    served = {"url": fake.url, "version": 1, "healthy": True, "standing": "serves", "paused": False, "problem": ""}
+    assert told["replicas"] == [served]
     assert told["stall_s"] < 5
     assert fake.control == [
         "init_weight_transfer_engine",
@@ -82,7 +84,10 @@ async def test_calls_in_flight_never_fail_and_are_marked(harness: Harness, fake:
 
 
 @pytest.mark.parametrize("step", SWAP[:5])
-async def test_a_failed_step_is_told_and_the_engine_resumed(harness: Harness, fake: FakeVllm, step: str) -> None:
+async def test_a_failed_step_is_told_and_the_engine_resumed(
+    harness: Harness, fake: FakeVllm, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.policy.MEND_WAIT_S", 0.1)
     await ready(harness)
     fake.fail_step = step
     status, told = await publish(harness, write_weights(harness, 1))
@@ -92,10 +97,22 @@ async def test_a_failed_step_is_told_and_the_engine_resumed(harness: Harness, fa
     assert fake.running.is_set()
     assert told["replicas"][0]["version"] == (0 if step == "pause" else None)
     assert f"{fake.url} runs {'version 0' if step == 'pause' else 'unknown weights'}" in told["error"]
-    assert (await harness.chat({})).status == 200, "agents go on"
-    span = await harness.receiver.one()
     touched = step != "pause"
-    assert span.attributes.get("tracegrad.untrainable.reason") == ("mixed_versions" if touched else None)
+    answer = await harness.chat({})
+    assert answer.status == (503 if touched else 200), "a model that may be corrupted answers no agent"
+    assert len(fake.requests) == (not touched)
+    span = await harness.receiver.one()
+    assert span.attributes.get("tracegrad.untrainable.reason") == ("error" if touched else None)
+    if touched:
+        assert answer.headers["retry-after"] == "5"
+        error = (await answer.json())["error"]
+        assert error["code"] == span.attributes["error.type"] == "unknown_weights"
+        assert "runs unknown weights and serves nothing, since a weight update failed half-way" in error["message"]
+        assert f"refused /{step}" in error["message"]
+        assert error["message"].endswith("publish again, or restart it")
+        embeddings = {"model": "policy", "input": "x"}
+        assert (await harness.session.post(f"{harness.url}/v1/embeddings", json=embeddings)).status == 503
+        assert (await policy_of(harness))["replicas"][0]["standing"] == "broken"
     fake.fail_step = None
     assert (await publish(harness, write_weights(harness, 1)))[0] == 200, "the whole sequence again repairs it"
     await ready(harness)
@@ -126,6 +143,9 @@ async def test_what_may_not_be_published(harness: Harness, fake: FakeVllm, tmp_p
     outside.write_bytes(b"weights")
     link = harness.weights / "link.safetensors"
     link.symlink_to(outside)
+    junk = harness.weights / "junk.safetensors"
+    junk.write_bytes(b"junk")
+    junk_sha256 = hashlib.sha256(b"junk").hexdigest()
     text = harness.weights / "notes.txt"
     text.write_bytes(b"weights")
     for change, status, said in [
@@ -136,6 +156,7 @@ async def test_what_may_not_be_published(harness: Harness, fake: FakeVllm, tmp_p
         ({"weights": str(harness.weights)}, 400, "model.safetensors"),
         ({"weights": str(harness.weights / "absent")}, 400, "neither"),
         ({"weights": "a\0b"}, 400, "cannot be read"),
+        ({"weights": str(junk), "sha256": junk_sha256}, 400, "is not a safetensors file"),
         ({"sha256": "0" * 64}, 409, "write it again"),
         ({"sha256": "short"}, 400, "sha256"),
         ({"version": 0}, 400, "version"),

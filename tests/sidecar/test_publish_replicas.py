@@ -84,7 +84,7 @@ async def test_when_one_fails_the_others_go_back(two: Harness, fake: FakeVllm, o
         await _fail_twice(other)
     status, told = await publish(two, write_weights(two, 2))
     assert status == 502
-    assert "rolled back to version 1" in told["error"]
+    assert "The policy goes back to version 1" in told["error"]
     for engine in (fake, other):
         assert engine.version == "1"
         assert engine.running.is_set()
@@ -120,7 +120,7 @@ async def test_one_that_cannot_go_back_is_out_of_service_until_it_can(
     status, told = await publish(two, write_weights(two, 2))
     assert status == 502
     assert f"{fake.url} runs version 1" in told["error"]
-    assert f"{other.url} runs unknown weights, out of service" in told["error"]
+    assert f"{other.url} runs unknown weights and serves nothing, since a weight update failed" in told["error"]
     assert [one["version"] for one in told["replicas"]] == [1, None]
     assert told["version"] == 1
     before = len(other.requests)
@@ -144,7 +144,7 @@ async def test_without_a_file_to_go_back_to_the_publication_goes_forward(
         other.fail_step = "finish_weight_update"
         status, told = await publish(harness, write_weights(harness, 1))
         assert status == 502
-        assert "version 1 stays where it was loaded" in told["error"]
+        assert "Version 1 stays where it was loaded" in told["error"]
         assert "no file to go back to" in told["error"]
         assert [one["version"] for one in told["replicas"]] == [1, None, 1]
         assert (told["version"], told["published"]) == (1, 1)
@@ -158,7 +158,7 @@ async def test_a_first_publication_that_fails_at_once_changes_no_other(
     fake.fail_step = "update_weights"
     status, told = await publish(two, write_weights(two, 1))
     assert status == 502
-    assert "no replica runs version 1" in told["error"]
+    assert "No replica runs version 1" in told["error"]
     assert [one["version"] for one in told["replicas"]] == [None, 0]
     assert (told["version"], told["published"]) == (0, None)
     assert other.control == []
@@ -183,7 +183,7 @@ async def test_a_file_that_has_changed_is_not_gone_back_to(
     other.fail_step = "update_weights"
     status, told = await publish(two, write_weights(two, 2))
     assert status == 502
-    assert "version 2 stays where it was loaded, since version 1 cannot be loaded again" in told["error"]
+    assert "Version 2 stays where it was loaded, since version 1 cannot be loaded again" in told["error"]
     assert (fake.version, told["version"], told["published"]) == ("2", 2, 2)
     assert loads(fake) == ["1", "2"]
 
@@ -285,8 +285,9 @@ async def test_a_version_that_others_published_is_left_alone_and_said(two: Harne
         if "not published here" in told["problem"]:
             break
         await asyncio.sleep(0.02)
-    assert told["problem"].startswith(f"engine at {fake.url} is on version 9, which was not published here")
-    assert told["healthy"] is False
+    last = f"engine at {fake.url} runs version 9 instead of 1, so it serves only as a last resort"
+    assert told["problem"].startswith(f"{last}, and its calls train nothing: version 9 was not published here")
+    assert (told["healthy"], told["standing"]) == (False, "last_resort")
     assert len(fake.control) == steps
     for number in range(6):
         answer = await two.chat({}, x_rollout_id=f"r{number}")
@@ -298,11 +299,92 @@ async def test_a_version_that_others_published_is_left_alone_and_said(two: Harne
     await until(two, [10, 10])
 
 
+async def test_a_version_that_others_published_serves_where_no_other_can_and_trains_nothing(
+    harness: Harness, fake: FakeVllm
+) -> None:
+    assert (await publish(harness, write_weights(harness, 1)))[0] == 200
+    fake.version = "99"
+    for _ in range(400):
+        told = (await policy_of(harness))["replicas"][0]
+        if told["standing"] == "last_resort":
+            break
+        await asyncio.sleep(0.02)
+    assert (told["standing"], told["version"], told["healthy"]) == ("last_resort", 99, False)
+    assert "serves only as a last resort, and its calls train nothing" in told["problem"]
+    answer = await harness.chat({})
+    assert answer.status == 200
+    assert "x-tracegrad-policy" not in answer.headers
+    attributes = (await harness.receiver.one()).attributes
+    assert attributes["tracegrad.untrainable.reason"] == "mixed_versions"
+    assert "tracegrad.policy.version" not in attributes
+    page = await (await harness.session.get(f"{harness.admin}/metrics")).text()
+    labels = f'policy="policy",replica="{fake.url}"'
+    assert f"replica_up{{{labels}}} 0" in page
+    assert f'replica_standing{{{labels},standing="last_resort"}} 1' in page
+    assert f"policy_version{{{labels}}} 99" in page
+    told_ready = await harness.session.get(f"{harness.admin}/readyz")
+    assert (told_ready.status, (await told_ready.json())["problems"]) == (200, [told["problem"]])
+    assert (await harness.session.post(f"{harness.admin}/policies/policy/forget")).status == 200
+    answer = await harness.chat({})
+    assert answer.headers["x-tracegrad-policy"] == "policy@99", "where nothing was published, the engine's word counts"
+
+
+async def test_calls_wait_for_an_engine_with_unknown_weights_until_it_is_mended(
+    harness: Harness, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.catch_up.FIRST_RETRY_S", 0.2)
+    assert (await publish(harness, write_weights(harness, 1)))[0] == 200
+    fake.fail_step = "finish_weight_update"
+    status, told = await publish(harness, write_weights(harness, 2))
+    assert status == 502
+    failure = f"engine at {fake.url} refused /finish_weight_update (status 500): Internal Server Error"
+    assert told["error"] == (
+        f"{failure}. The policy goes back to version 1. engine at {fake.url} runs unknown weights and serves nothing, "
+        f"since a weight update failed half-way ({failure}): publish again, or restart it."
+    )
+    assert (await harness.session.get(f"{harness.admin}/readyz")).status == 503
+    call = asyncio.create_task(harness.chat({}))
+    await asyncio.wait([call], timeout=0.1)
+    assert not call.done()
+    assert fake.requests == []
+    fake.fail_step = None
+    assert (await call).headers["x-tracegrad-policy"] == "policy@1"
+    assert (await harness.receiver.one()).attributes["tracegrad.trainable"] is True
+
+
+async def test_a_call_that_ends_just_before_a_swap_is_proved(harness: Harness, fake: FakeVllm) -> None:
+    await ready(harness)
+    answers = []
+
+    async def call_before(step: str) -> None:
+        if step == "init_weight_transfer_engine":
+            answers.extend([await harness.chat({}), await harness.chat({})])
+
+    fake.on_step = call_before
+    assert (await publish(harness, write_weights(harness, 1)))[0] == 200
+    assert [answer.headers["x-tracegrad-policy"] for answer in answers] == ["policy@0"] * 2
+    spans = await harness.receiver.wait(2)
+    assert [span.attributes["tracegrad.trainable"] for span in spans] == [True] * 2
+
+
+async def test_an_engine_that_does_not_say_its_version_holds_no_publication_up(
+    harness: Harness, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.replica.SETTLE_LIMIT_S", 0.1)
+    await ready(harness)
+
+    async def fall_silent(step: str) -> None:
+        (fake.telling.clear if step == "init_weight_transfer_engine" else fake.telling.set)()
+
+    fake.on_step = fall_silent
+    assert (await publish(harness, write_weights(harness, 1)))[0] == 200
+
+
 async def test_an_operator_may_go_back_to_an_older_version(two: Harness, fake: FakeVllm) -> None:
     for version in (1, 2):
         assert (await publish(two, write_weights(two, version)))[0] == 200
     status, told = await publish(two, write_weights(two, 1))
-    assert (status, told["version"], told["published"]) == (200, 1, 1)
+    assert (status, told["version"], told["published"], told["rolled_back_from"]) == (200, 1, 1, 2)
     assert loads(fake) == ["1", "2", "1"]
     fake.version = "default"
     await until(two, [1, 1])

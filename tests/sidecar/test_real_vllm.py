@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from sidecar_harness import Harness
 from stand_ins import ReceivedSpan
+from weight_bytes import safetensors
 
 from sidecar import engine
 from sidecar.engine import EngineError
@@ -188,13 +189,17 @@ async def test_weights_are_swapped_under_calls_in_flight(
         await publish(harness, base + 2, vllm_server.model_dir)
 
 
-async def test_a_file_that_vllm_refuses_leaves_it_serving(harness: Harness, vllm_server: Any) -> None:
+async def test_after_a_file_that_vllm_refuses_it_serves_nothing_until_the_next(
+    harness: Harness, vllm_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.policy.MEND_WAIT_S", 0.5)
     file = harness.weights / "model.safetensors"
-    file.write_bytes(b"no weights")
-    body = {"version": 2000, "weights": str(file), "sha256": hashlib.sha256(b"no weights").hexdigest()}
-    answer = await harness.session.post(f"{harness.admin}/policies/policy/publish", json=body)
-    assert answer.status == 502
-    assert (await harness.chat({"messages": HELLO, "temperature": 0})).status == 200
+    for content, status, serves in ((b"no weights", 400, 200), (safetensors(), 502, 503)):
+        file.write_bytes(content)
+        body = {"version": 2000, "weights": str(file), "sha256": hashlib.sha256(content).hexdigest()}
+        answer = await harness.session.post(f"{harness.admin}/policies/policy/publish", json=body)
+        assert answer.status == status
+        assert (await harness.chat({"messages": HELLO, "temperature": 0})).status == serves
     await publish(harness, 2001, vllm_server.model_dir)
     answer = await harness.chat({"messages": HELLO, "temperature": 0})
     assert answer.headers["x-tracegrad-policy"] == "policy@2001"

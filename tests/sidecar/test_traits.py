@@ -7,6 +7,9 @@ import fake_vllm
 import pytest
 from publishing import ready
 
+from sidecar import engine
+from sidecar.engine import EngineError
+from sidecar.forward import control_session
 from sidecar.replica import Replica
 
 MARK = {"system_fingerprint": "vllm-1"}
@@ -26,6 +29,14 @@ async def test_contact_lost(replica: Replica) -> None:
     replica.lost("no engine answers")
     assert (replica.traits.logprobs_mode, replica.traits.stream_mark) == (None, None)
     assert replica.traits.pinned_mode == "raw_logprobs", "the policy still pins it"
+
+
+async def test_an_engine_that_is_too_slow_is_told_with_the_limit(harness: Any, fake: Any) -> None:
+    fake.telling.clear()
+    async with control_session() as session:
+        with pytest.raises(EngineError, match=r"does not answer /weight_info within 0\.05 s$"):
+            await engine.weight_version(session, fake.url, 0.05)
+    fake.telling.set()
 
 
 async def test_a_connection_broken_off(replica: Replica) -> None:

@@ -17,6 +17,7 @@ import pytest
 from fake_vllm import FakeVllm
 from sidecar_process import SidecarProcess, alive, configuration, sidecar_process, until
 from stand_ins import Receiver
+from weight_bytes import safetensors
 
 CHAT = {"model": "policy", "messages": []}
 
@@ -222,7 +223,7 @@ async def test_a_publication_under_load_fails_no_call_and_stamps_right(
     running = await started()
     weights = tmp_path / "weights"
     weights.mkdir()
-    content = (2).to_bytes(8, "little") + b"{}"
+    content = safetensors()
     (weights / "model.safetensors").write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
     async with load(running.url) as clients, aiohttp.ClientSession() as session:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from sidecar_harness import Harness
+from weight_bytes import safetensors
 
 
 def write_weights(harness: Harness, version: int, content: bytes = b"weights") -> dict[str, Any]:
@@ -13,8 +14,9 @@ def write_weights(harness: Harness, version: int, content: bytes = b"weights") -
     directory = harness.weights / "policy" / str(version)
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / "model.safetensors"
-    file.write_bytes(content)
-    return {"version": version, "weights": str(directory), "sha256": hashlib.sha256(content).hexdigest()}
+    written = safetensors(content)
+    file.write_bytes(written)
+    return {"version": version, "weights": str(directory), "sha256": hashlib.sha256(written).hexdigest()}
 
 
 async def publish(harness: Harness, body: dict[str, Any], policy: str = "policy") -> tuple[int, dict[str, Any]]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from weight_bytes import safetensors
 
 from trainer.config import TrainConfig
 from trainer.rows import Row
@@ -44,7 +45,7 @@ class CountingLearner:
         return {"loss": self.loss, "grad_norm": 1.0, "ppo_kl": 0.0, "clip_fraction": 0.0}
 
     def write_weights(self, file: Path) -> None:
-        file.write_text(json.dumps(self.seen))
+        file.write_bytes(safetensors(json.dumps(self.seen).encode()))
 
     def save(self, directory: Path) -> None:
         draft = directory.with_name(directory.name + ".draft")
@@ -62,6 +63,7 @@ class SidecarDouble:
 
     policy: str
     version: int | None = 0
+    rolled_back_from: int | None = None
     refuse_with: int | None = None
     published: list[tuple[int, str]] = field(default_factory=list)
     url: str = ""
@@ -76,6 +78,7 @@ class SidecarDouble:
                 assert self.path == "/policies"
                 replica = {"url": "http://127.0.0.1:1", "version": state.version, "healthy": state.version is not None}
                 policy = {"name": state.policy, "version": state.version, "model": "m", "replicas": [replica]}
+                policy["rolled_back_from"] = state.rolled_back_from
                 self._answer(200, {"policies": [policy]})
 
             def do_POST(self) -> None:

@@ -16,6 +16,7 @@ from aiohttp import web
 from fake_vllm import FakeVllm
 from sidecar_harness import listening
 from typer.testing import CliRunner
+from weight_bytes import safetensors
 
 from sidecar.server import serve
 from tracegrad.cli import app, policy
@@ -80,7 +81,7 @@ async def running(tmp_path: Path) -> AsyncIterator[tuple[Run, FakeVllm]]:
 @pytest.mark.parametrize(
     "command",
     [
-        *("policy", "policy list", "policy publish", "policy pause", "policy resume"),
+        *("policy", "policy list", "policy publish", "policy pause", "policy resume", "policy forget"),
         *("prompt", "prompt list", "prompt show", "prompt set", "prompt delete"),
     ],
 )
@@ -164,7 +165,7 @@ async def test_policies_from_listing_to_publishing(tmp_path: Path) -> None:
         assert listed.out.splitlines()[1].split() == ["policy", "0", "policy", fake.url, "0", "serves"]
         weights = tmp_path / "weights" / "policy" / "3"
         weights.mkdir(parents=True)
-        (weights / "model.safetensors").write_bytes(b"weights")
+        (weights / "model.safetensors").write_bytes(safetensors(b"weights"))
         publish = ("policy", "publish", "policy", "--weights")
         published = await run(*publish, str(weights), "--version", "3")
         assert published.status == 0, published.err
@@ -172,16 +173,23 @@ async def test_policies_from_listing_to_publishing(tmp_path: Path) -> None:
         assert fake.version == "3"
         again = (await run(*publish, str(weights / "model.safetensors"), "--version", "3", "--json")).json
         assert (again["name"], again["version"]) == ("policy", 3)
-        (weights / "model.safetensors").write_bytes(b"others")
+        (weights / "model.safetensors").write_bytes(safetensors(b"others"))
         refused = await run(*publish, str(weights), "--version", "3")
         assert (refused.status, "use a new version" in refused.err) == (1, True)
         outside = tmp_path / "model.safetensors"
-        outside.write_bytes(b"weights")
+        outside.write_bytes(safetensors())
         refused = await run(*publish, str(outside), "--version", "4")
         assert (refused.status, "must lie under" in refused.err) == (1, True)
         assert (await run("policy", "pause", "policy", "--json")).json["replicas"][0]["paused"] is True
         assert "paused" in (await run("policy", "list")).out
         assert "serves" in (await run("policy", "resume", "policy")).out
+        fake.version = "9"
+        while "last resort" not in (listed := (await run("policy", "list")).out):
+            pass
+        assert "version 9 was not published here" in listed
+        assert "`tracegrad policy forget policy`" in listed
+        forgotten = (await run("policy", "forget", "policy")).out
+        assert forgotten.splitlines()[1].split() == ["policy", "9", "policy", fake.url, "9", "serves"]
         unknown = await run("policy", "pause", "other")
         assert (unknown.status, unknown.err) == (1, "tracegrad: no policy 'other'; known: policy\n")
 

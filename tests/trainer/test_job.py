@@ -206,6 +206,34 @@ def test_an_engine_that_restarted_gets_the_newest_weights_again(world: World, ca
     assert world.sidecar.version == 1
 
 
+def test_an_operators_way_back_is_not_undone(world: World) -> None:
+    world.agents.pair("one")
+    world.train()
+    world.sidecar.version, world.sidecar.rolled_back_from = 0, 1
+    world.agents.pair("two", version=1)
+    with pytest.raises(TracegradError, match=r"version 1 of policy .* was replaced by an older one \(version 0\)"):
+        world.train()
+    assert (world.sidecar.version, len(world.sidecar.published)) == (0, 1)
+    world.sidecar.version, world.sidecar.rolled_back_from = 1, None
+    (step,) = world.train()
+    assert (step.to_version, world.sidecar.version) == (2, 2)
+
+
+def test_what_was_learned_meanwhile_does_not_undo_it_either(world: World) -> None:
+    world.agents.pair("one")
+    world.train()
+    world.agents.pair("two", version=1)
+    world.learners.prepare = lambda learner: setattr(world.sidecar, "rolled_back_from", 1)
+    with run.opened_job(world.config, world.agents.collector.clickhouse, start_learner=world.learners) as job:
+        assert job.start() is None
+        with pytest.raises(TracegradError, match="was replaced by an older one"):
+            job.step()
+        assert world.sidecar.version == 1
+        world.sidecar.rolled_back_from = None
+        assert job.start() is not None, "the step is saved, and finished then"
+    assert world.sidecar.version == 2
+
+
 def test_an_engine_ahead_of_the_checkpoints_is_refused(world: World) -> None:
     world.agents.pair("one")
     world.train()

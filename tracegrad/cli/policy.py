@@ -16,7 +16,7 @@ from tracegrad.cli.table import table
 from tracegrad.errors import InputError
 
 EXAMPLE = "Example: tracegrad policy list"
-HELP = "See the policies of a running sidecar, publish weights to them, pause and resume them."
+HELP = "See the policies of a running sidecar, publish weights to them, pause, resume or forget them."
 
 WEIGHTS_FILE = "model.safetensors"
 PIECE_BYTES = 8 << 20
@@ -66,6 +66,16 @@ def publish(
     _show(told, [told], as_json)
 
 
+@app.command("forget", epilog="Example: tracegrad policy forget policy")
+def forget(context: typer.Context, name: Name, config: ConfigFile = None, as_json: AsJson = False) -> None:
+    """Drop the record of what was published: engines may serve whatever they run, until the next publication.
+
+    For engines that somebody else publishes to, and to start over with versions of the same numbers.
+    """
+    told = AdminPort(config or context.obj).ask("POST", "policies", name, "forget")
+    _show(told, [told], as_json)
+
+
 @app.command("pause", epilog="Example: tracegrad policy pause policy")
 def pause(context: typer.Context, name: Name, config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Freeze a policy: calls in flight and new ones wait, and none fails, until `resume`."""
@@ -93,7 +103,7 @@ def _show(told: dict[str, Any], policies: list[dict[str, Any]], as_json: bool) -
 
 
 def _row(policy: dict[str, Any], replica: dict[str, Any]) -> tuple[str, ...]:
-    state = "paused" if replica["paused"] else "serves" if replica["healthy"] else "waits"
+    state = replica["standing"].replace("_", " ")
     problem = replica.get("problem")
     return (
         policy["name"],
