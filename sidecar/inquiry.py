@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 """How often an idle engine is asked for its version."""
-MIN_GAP_S = 0.03
+MIN_GAP_S = 0.1
 """Calls that end within this time share one question to the engine."""
 CHECK_TIMEOUT_S = 60.0
 """An engine answers between two steps, which take seconds on a loaded CPU: slow is not gone."""

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 CONFIRM_LIMIT_S = 120
 """After this a call is recorded as not proved."""
 TICK_S = 0.001
-SHARE = 4
+SHARE = 32
 """Every tick does this part of what waits, and two calls more: a burst would show in agents' latency."""
 VERDICT_BYTES = 256
 """More than a verdict takes."""
