@@ -1,8 +1,8 @@
 """One model call, from the request's arrival to its end, and the spans that tell of it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -93,28 +93,35 @@ class Call:
         if self.error_type is None:
             self.error_type, self.error_message = error_type, redacted(message, keys_in(*self.credentials))
 
-    def why_untrainable(self, choice: Choice | None) -> str | None:
-        """Why a choice (None: the call brought none) must not be trained on; None when it may."""
-        if self.untrainable is not None or choice is None:
-            return self.untrainable or ERROR
-        if (reason := inexact_reason(self.answer, choice)) is not None:
-            return reason
-        if self.version is None:
-            return MIXED
-        if forced(self.chat(self.body)):
-            return NO_LOGPROBS
-        return None if self.replica is None or self.replica.traits.exact_logprobs else NO_LOGPROBS
+    def why_untrainable(self) -> tuple[str | None, ...]:
+        """Why each choice (of a call that brought none: the call) must not be trained on; None for one that may.
+
+        To be asked once the call has ended: what cannot change after that is looked at once.
+        """
+        choices = self.answer.choices
+        if self.untrainable is not None or not choices:
+            return (self.untrainable or ERROR,) * max(1, len(choices))
+        reason = MIXED if self.version is None else None if self._exact_logprobs else NO_LOGPROBS
+        return tuple(inexact or reason for inexact in self._inexact)
+
+    @cached_property
+    def _inexact(self) -> tuple[str | None, ...]:
+        """Why each choice's tokens are not proved exact, whoever sampled them."""
+        return tuple(inexact_reason(self.answer, choice) for choice in self.answer.choices)
+
+    @property
+    def _exact_logprobs(self) -> bool:
+        return not self._forced and (self.replica is None or self.replica.traits.exact_logprobs)
+
+    @cached_property
+    def _forced(self) -> bool:
+        return forced(self.chat(self.body))
 
 
-def call_spans(call: Call) -> list[bytes]:
-    """The call's span, encoded; with several choices, one more per choice, which then carry tokens and verdict."""
-    return [bare + verdict for bare, verdict in zip(bare_spans(call), verdicts(call), strict=True)]
-
-
-def verdicts(call: Call) -> list[bytes]:
-    """By what is known now: what each of `bare_spans` lacks, to be appended to its bytes."""
+def verdicts(call: Call, reasons: Sequence[str | None]) -> list[bytes]:
+    """What each of `bare_spans` lacks, to be appended to its bytes. `reasons`: `why_untrainable`, as known now."""
     version = call.version if call.policy else None
-    found = [_verdict(version, call.why_untrainable(choice)) for choice in call.answer.choices or (None,)]
+    found = [_verdict(version, reason) for reason in reasons]
     return found if len(found) < 2 else [*found, b""]
 
 
@@ -125,7 +132,10 @@ def _verdict(version: int | None, reason: str | None) -> bytes:
 
 
 def bare_spans(call: Call) -> Iterator[bytes]:
-    """The same without the verdicts: which weights sampled it and whether to train on it, which the engine decides."""
+    """The call's span, encoded; with several choices, one more per choice, which then carries its tokens.
+
+    All without the verdicts: which weights sampled it and whether to train on it, which the engine decides.
+    """
     choices = call.answer.choices
     values = _call_values(call)
     if len(choices) > 1:

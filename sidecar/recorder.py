@@ -136,7 +136,7 @@ class Recorder:
     def _journal(self, ended: _Ended) -> None:
         if not self._build(ended):
             return
-        spans = list(zip(ended.spans or (), verdicts(ended.call), strict=True))
+        spans = list(zip(ended.spans or (), verdicts(ended.call, ended.call.why_untrainable()), strict=True))
         [ended.place] = self._delivery.journal.write([spans], [])
         if ended.place is not None and ended.call.growth is not None:
             self._promise(ended, ended.call.growth)
@@ -169,11 +169,11 @@ class Recorder:
         call = ended.call
         if not ended.spans:
             return None
-        for choice in call.answer.choices or (None,):
-            self._metrics.choices[call.why_untrainable(choice) or ""] += 1
+        reasons = call.why_untrainable()
+        self._metrics.choices.update(reason or "" for reason in reasons)
         if ended.promised:
             self._delivery.redeem(ended.promised)
-        whole = [span + verdict for span, verdict in zip(ended.spans, verdicts(call), strict=True)]
+        whole = [span + verdict for span, verdict in zip(ended.spans, verdicts(call, reasons), strict=True)]
         queued = [self._delivery.put(span) for span in whole]
         if call.growth is not None and not ended.promised and all(queued):
             call.growth.shipped()

@@ -13,8 +13,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sidecar_harness import Harness
 from sidecar_process import until
 
+from sidecar import call as call_module
 from sidecar import recorder as module
-from sidecar.call import Call, bare_spans, call_spans, verdicts
+from sidecar.call import Call, bare_spans, verdicts
 from sidecar.chat_answer import Answer, Choice, Numbers
 from sidecar.delivery import Delivery
 from sidecar.identity import Target, identify
@@ -101,7 +102,7 @@ def test_a_span_and_its_verdict_make_the_whole_span(n: int, end: Stamp | None, t
         names.TRAINABLE: reason is None,
         names.UNTRAINABLE_REASON: reason,
     }
-    bare, found = list(bare_spans(call)), verdicts(call)
+    bare, found = list(bare_spans(call)), verdicts(call, call.why_untrainable())
     assert len(bare) == len(found) == {0: 1, 1: 1, 3: 4}[n]
     for place, (span, rest) in enumerate(zip(bare, found, strict=True)):
         whole = Span.FromString(span)
@@ -110,8 +111,21 @@ def test_a_span_and_its_verdict_make_the_whole_span(n: int, end: Stamp | None, t
             whole.attributes.extend(attributes(verdict))
         assert Span.FromString(span + rest) == whole
         assert len(rest) <= VERDICT_BYTES
-    spans = [Span.FromString(one) for one in call_spans(call)]
-    assert [values(one).get(names.TRAINABLE) for one in spans[: max(n, 1)]] == [reason is None] * max(n, 1)
+
+
+async def test_what_is_exact_in_a_call_is_looked_at_once(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def noting(name: str) -> None:
+        looked = getattr(call_module, name)
+        monkeypatch.setattr(call_module, name, lambda *given: seen.append(name) or looked(*given))
+
+    noting("forced")
+    noting("inexact_reason")
+    sidecar.engine.word.set()
+    await sidecar.finish(sidecar.call(PROMPT, n=2))
+    await until(lambda: sidecar.delivery.counters.queued == 3)
+    assert sorted(seen) == ["forced", "inexact_reason", "inexact_reason"]
 
 
 async def test_a_call_stands_in_the_journal_until_it_is_in_the_spool(sidecar: Sidecar) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from sidecar.call import Call, call_spans
+from sidecar.call import Call, bare_spans, verdicts
 from sidecar.chat_answer import Answer, Choice, Numbers
 from sidecar.history import Growth, History
 from sidecar.identity import Target, identify
@@ -104,8 +104,8 @@ class World:
             call.answer = Answer("id", "policy", choices, Numbers.of(prompt), len(prompt), sampled)
         call.growth = self.history.grow(identity, call.body, call.answer, tenant="", kind="policy")
         assert call.growth is not None
-        for encoded in call_spans(call):
-            span = Span.FromString(encoded)
+        for bare, verdict in zip(bare_spans(call), verdicts(call, call.why_untrainable()), strict=True):
+            span = Span.FromString(bare + verdict)
             self.spans.append(span)
             values = {pair.key: pair.value for pair in span.attributes}
             if names.TRAINABLE in values:
