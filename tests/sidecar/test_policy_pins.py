@@ -74,15 +74,16 @@ async def test_what_log_probs_are_of_is_recorded(harness_for: Any, fake: FakeVll
 
 
 async def test_an_engine_that_tells_no_mode_is_recorded_without(
-    harness: Harness, fake: FakeVllm, caplog: pytest.LogCaptureFixture
+    harness_for: Any, fake: FakeVllm, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "sidecar")
+    harness = await harness_for(entry(fake))
     await ready(harness)
     await harness.chat({})
     (applied,) = await sampling_of(harness, 1)
     assert "logprobs_mode" not in applied
-    assert fake.url in caplog.text
-    assert "logprobs_mode" not in caplog.text, "nobody pinned it"
-    assert "log-probs mode" not in caplog.text
+    assert f"replica found url={fake.url}" in caplog.text
+    assert "/server_info" not in caplog.text, "nobody pinned it"
 
 
 async def test_the_pinned_mode_is_asked_for_before_an_engine_serves(harness_for: Any, fake: FakeVllm) -> None:
