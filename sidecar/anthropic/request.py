@@ -66,6 +66,7 @@ def _chat(body: Json, odd: Odd) -> Json:
         if body.get(name):
             odd(f"{name}: runs on Anthropic's servers, a policy's engine has none: call such tools from the agent")
     chat: Json = {name: body[name] for name in (*SAME_NAME, *ENGINE_ONLY) if body.get(name) is not None}
+    _check_types(body, odd)
     chat["messages"] = _messages(body, odd)
     if stop := body.get("stop_sequences"):
         chat["stop"] = stop
@@ -75,6 +76,19 @@ def _chat(body: Json, odd: Odd) -> Json:
     chat |= _thinking(body)
     chat |= _output_format(body, odd)
     return chat
+
+
+def _check_types(body: Json, odd: Odd) -> None:
+    """What would be read as if it were not there."""
+    system = body.get("system")
+    blocks = system if isinstance(system, list) else []
+    if not isinstance(system, str | list | None) or any(text(mapping(one).get("text")) is None for one in blocks):
+        odd("system: text or a list of text blocks is required")
+    for name in ("thinking", "metadata", "output_config", "tool_choice", "chat_template_kwargs"):
+        if not isinstance(body.get(name), dict | None):
+            odd(f"{name}: an object is required")
+    if not isinstance(mapping(body.get("metadata")).get("user_id"), str | None):
+        odd("metadata.user_id: text is required")
 
 
 def _messages(body: Json, odd: Odd) -> list[Json]:

@@ -286,3 +286,19 @@ def test_a_stream_of_everything_is_the_whole_message() -> None:
         assert depth in (0, 1), "blocks follow one another"
     assert kinds.count("content_block_start") == 5
     assert kinds[-2:] == ["message_delta", "message_stop"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("system", one) for one in (5, {}, [5], ["Hi"], [{"type": "text"}], [{"type": "image", "source": {}}])),
+        *(("thinking", one) for one in (5, "enabled", [])),
+        *(("metadata", one) for one in (5, [], {"user_id": 5})),
+        *((name, 5) for name in ("output_config", "tool_choice", "chat_template_kwargs")),
+    ],
+)
+def test_a_wrong_type_is_refused_and_named(field: str, value: Any) -> None:
+    with pytest.raises(Refusal, match=f"{field}.*required") as caught:
+        chat({"role": "user", "content": "Hi"}, **{field: value})
+    assert caught.value.status == 400
+    assert chat({"role": "user", "content": "Hi"}, **{field: None}) == chat({"role": "user", "content": "Hi"})
