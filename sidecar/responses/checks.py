@@ -53,6 +53,9 @@ def check(body: Mapping[str, Any]) -> None:
         given = body.get(name)
         if given not in (None, False, []) and not (name == "n" and given == 1):
             raise BadRequest(why, name, "unsupported_parameter")
+    if body.get("input") in (None, []) and not body.get("previous_response_id"):
+        message = "`input` is missing: say something to the model, or continue with `previous_response_id`"
+        raise BadRequest(message, "input", "missing_required_parameter")
     _check_input(body.get("input"))
     for name in ("instructions", "previous_response_id"):
         if not isinstance(body.get(name), str | None):

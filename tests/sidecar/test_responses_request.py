@@ -221,6 +221,8 @@ def test_instructions_come_first(dialect: ResponsesDialect) -> None:
         ({"max_tokens": 5}, "max_tokens", "max_output_tokens"),
         ({"response_format": {"type": "text"}}, "response_format", "text.format"),
         ({"input": None}, "input", "missing"),
+        ({"input": []}, "input", "missing"),
+        ({"input": None, "instructions": "Be kind."}, "input", "missing"),
         ({"input": 7}, "input", "string or a list"),
         ({"input": ["Hi"]}, "input", "string or a list"),
         ({"input": [{"role": "tool", "content": ""}]}, "input[0].role", "must be one of"),
@@ -266,3 +268,20 @@ async def test_a_refusal_reaches_the_client_and_the_record(harness: Harness, fak
     assert span.attributes["error.type"] == "unsupported_tool"
     assert span.json("gen_ai.input.messages") == [{"role": "user", "parts": [{"type": "text", "content": "Hi"}]}]
     assert "secret-token" not in str(span)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"instructions": "Be kind."}, "input", "missing_required_parameter"),
+        ({"instructions": "Be kind.", "input": []}, "input", "missing_required_parameter"),
+        ({"input": "Hi", "instructions": 5}, "instructions", "invalid_type"),
+    ],
+)
+async def test_a_request_that_asks_nothing_is_no_call(
+    harness: Harness, fake: FakeVllm, body: dict[str, Any], param: str, code: str
+) -> None:
+    answer = await harness.session.post(f"{harness.url}/v1/responses", json={"model": "policy", **body})
+    error = (await answer.json())["error"]
+    assert (answer.status, error["param"], error["code"]) == (400, param, code)
+    assert fake.requests == []
