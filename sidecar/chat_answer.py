@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-ABORTED = "aborted"
+ABORTED, INCOMPLETE = "aborted", "incomplete_token_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def inexact_reason(answer: Answer, choice: Choice) -> str | None:
         return "no_token_ids"
     total = sum(one.token_ids.count for one in answer.choices if one.token_ids is not None)
     if total != answer.completion_tokens or answer.prompt_ids_count != answer.prompt_tokens:
-        return "incomplete_token_ids"
+        return INCOMPLETE
     if choice.logprobs is None or choice.logprobs.count != sampled.count:
         return "no_logprobs"
     return None

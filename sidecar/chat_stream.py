@@ -90,6 +90,8 @@ class ChatStream:
         """The stream came to its own end: `[DONE]` was seen."""
         self.error: str | None = None
         """The message of an error event, if one came."""
+        self.garbled = False
+        """Data came that is no JSON object: tokens may be missing."""
         self._hidden = hidden
         self._quick = hidden is not None and hidden.token_ids and hidden.logprobs
         self._usage_is_forced = False
@@ -117,12 +119,13 @@ class ChatStream:
             return event.raw
         if self._quick and (piece := read_piece(event.data)) is not None and piece.index in self._choices:
             return self._pass_piece(piece)
-        self.done = self.done or event.data == DONE
         chunk = _chunk(event.data)
-        choices = objects(chunk.get("choices")) if chunk else []
-        if chunk:
-            self._read(chunk, choices)
-        if self._hidden is None or self._hidden.nothing or not chunk or "error" in chunk:
+        if chunk is None:
+            self._note(event.data)
+            return self.flush() + event.raw
+        choices = objects(chunk.get("choices"))
+        self._read(chunk, choices)
+        if self._hidden is None or self._hidden.nothing or chunk.get("error"):
             return self.flush() + event.raw
         return self._hide(event, chunk, choices, self._hidden)
 
@@ -134,6 +137,13 @@ class ChatStream:
             return b""
         choice.add_delta(piece.delta)
         return b"data: " + piece.shown + b"\n\n"
+
+    def _note(self, data: bytes) -> None:
+        """Take note of data that is no chunk."""
+        if data == DONE:
+            self.done = True
+        else:
+            self.garbled = True
 
     def flush(self) -> bytes:
         """What is held back, for when the stream ends without a usage chunk."""
@@ -147,8 +157,7 @@ class ChatStream:
         if usage := chunk.get("usage"):
             self._usage_is_forced = self._usage_is_forced or bool(choices)
             self._usage = dict(mapping(usage))
-        if "error" in chunk:
-            error = chunk["error"]
+        if error := chunk.get("error"):
             self.error = text(mapping(error).get("message")) or str(error)
         for choice in choices:
             index = count(choice.get("index")) or 0

@@ -7,10 +7,11 @@ import orjson
 from aiohttp import web
 
 from sidecar.call import Call
-from sidecar.chat_answer import Answer
+from sidecar.chat_answer import INCOMPLETE, Answer
 from sidecar.chat_request import Hidden
+from sidecar.decoded_reply import DecodedReply, EncodingError, decoded
 from sidecar.dialect import Dialect, Exchange, Json, Native, NativeStream, Refusal
-from sidecar.failures import DIED, TIMEOUT, error_message, note_refusal
+from sidecar.failures import DIED, INVALID_ANSWER, TIMEOUT, answered, error_message, note_refusal
 from sidecar.forward import Inbound, identity_headers, response_headers
 from sidecar.policy import Replica
 from sidecar.sse import Event, EventReader, EventTooLargeError
@@ -41,25 +42,33 @@ async def deliver(
 ) -> web.StreamResponse:
     """Give the client its answer; notes in `call` what it says. Raises BrokenError where a whole answer breaks off."""
     call.status = upstream.status
-    if upstream.status == 200 and upstream.content_type == "text/event-stream":
-        return await _deliver_stream(inbound, call, replica, upstream, capture)
-    body = await upstream.read()
-    if upstream.status >= 400:
-        return _refused(call, upstream, capture, body)
+    try:
+        plain = decoded(upstream)
+        if plain.status == 200 and plain.content_type == "text/event-stream":
+            return await _deliver_stream(inbound, call, replica, plain, capture)
+        body = await plain.read()
+    except EncodingError as error:
+        call.status = 502
+        call.fail(INVALID_ANSWER, f"the answer of upstream at {replica.url}: {error}")
+        return capture.dialect.error(Refusal(502, call.error_message, INVALID_ANSWER))
+    if plain.status >= 400:
+        return _refused(call, plain, capture, body)
     try:
         call.answer, shown = capture.native.read(body, capture.hidden)
     except ValueError:
-        call.fail("invalid_answer", f"the answer of upstream at {replica.url} is not a JSON object")
+        call.fail(INVALID_ANSWER, f"the answer of upstream at {replica.url} is not a JSON object")
         if capture.exchange is not None:
-            return capture.dialect.error(Refusal(502, call.error_message, "invalid_answer"))
-        return _response(upstream, body, changed=False)
+            return capture.dialect.error(Refusal(502, call.error_message, INVALID_ANSWER))
+        return _response(plain, body, changed=False)
+    if not call.answer.choices:
+        call.fail(INVALID_ANSWER, f"the answer of upstream at {replica.url} holds no choice")
     if call.continuation is not None:
         call.continuation.answered(call.answer)
     call.answer = _as_seen(call.answer, capture)
     if capture.exchange is not None:
         shown = orjson.dumps(capture.exchange.answer(orjson.loads(shown)))
         await capture.exchange.settle()
-    return _response(upstream, shown, changed=shown is not body)
+    return _response(plain, shown, changed=shown is not body)
 
 
 def _as_seen(answer: Answer, capture: Capture) -> Answer:
@@ -69,8 +78,8 @@ def _as_seen(answer: Answer, capture: Capture) -> Answer:
     return replace(answer, id=capture.exchange.seen_id(answer.id))
 
 
-def _refused(call: Call, upstream: Reply, capture: Capture, body: bytes) -> web.Response:
-    message = error_message(body, f"{upstream.status} {upstream.reason}")
+def _refused(call: Call, upstream: Reply | DecodedReply, capture: Capture, body: bytes) -> web.Response:
+    message = error_message(body, answered(call.upstream, upstream.status, upstream.reason))
     call.fail(str(upstream.status), message)
     if capture.exchange is None:
         return _response(upstream, body, changed=False)
@@ -78,7 +87,7 @@ def _refused(call: Call, upstream: Reply, capture: Capture, body: bytes) -> web.
     return capture.dialect.error(Refusal(upstream.status, message, headers=kept))
 
 
-def _response(upstream: Reply, body: bytes, *, changed: bool) -> web.Response:
+def _response(upstream: Reply | DecodedReply, body: bytes, *, changed: bool) -> web.Response:
     headers = response_headers(upstream.headers, changed=changed)
     return web.Response(status=upstream.status, reason=upstream.reason, body=body, headers=headers)
 
@@ -87,7 +96,7 @@ async def _deliver_stream(
     inbound: Inbound,
     call: Call,
     replica: Replica,
-    upstream: Reply,
+    upstream: Reply | DecodedReply,
     capture: Capture,
 ) -> web.StreamResponse:
     headers = response_headers(upstream.headers, changed=True)
@@ -114,7 +123,7 @@ async def _deliver_stream(
         replica.traits.streamed(stream.held.told)
         if not stream.done and stream.error is None:
             raise BrokenError("the stream ended before [DONE]")
-    except (HttpError, EventTooLargeError) as error:
+    except (HttpError, EncodingError, EventTooLargeError) as error:
         replica.doubt()
         message = f"upstream at {replica.url} died in the middle of its answer: {error}"
         call.fail(DIED, message)
@@ -130,10 +139,20 @@ async def _deliver_stream(
     finally:
         call.answer = _as_seen(stream.answer(), capture)
         call.delivered = stream.done
-    if stream.error is not None:
-        call.fail("upstream_error", stream.error)
+        _note_flaws(call, stream)
     await response.write_eof()
     return response
+
+
+def _note_flaws(call: Call, stream: NativeStream) -> None:
+    """What is wrong with what the engine sent, though its client may not have waited for the end."""
+    if stream.error is not None:
+        call.fail("upstream_error", stream.error)
+    elif stream.done and stream.garbled:
+        message = f"the stream of upstream at {call.upstream} holds data that is not a JSON object"
+        call.fail(INVALID_ANSWER, message, INCOMPLETE)
+    elif stream.done and not call.answer.choices:
+        call.fail(INVALID_ANSWER, f"the stream of upstream at {call.upstream} holds no choice")
 
 
 def _error_event(client: NativeStream | Translation, capture: Capture, message: str, code: str) -> bytes:

@@ -47,6 +47,8 @@ class NativeStream(Protocol):
     """The stream came to its own end."""
     error: str | None
     """The message of an error event, if one came."""
+    garbled: bool
+    """Data came that is no JSON object: tokens may be missing."""
     held: Held
     """What waits for the usage chunk."""
 

@@ -8,6 +8,7 @@ from sidecar.chat_answer import ABORTED, mapping, text
 from sidecar.dialect import Dialect, Refusal
 
 UNREACHABLE, DIED, TIMEOUT, SHUTDOWN = "upstream_unreachable", "upstream_died", "timeout", "shutdown"
+INVALID_ANSWER = "invalid_answer"
 
 
 def unreachable(dialect: Dialect, call: Call, upstreams: str) -> web.Response:
@@ -27,6 +28,11 @@ def note_refusal(call: Call, refusal: Refusal) -> None:
     """Note that a call ended with this refusal. What the end of the process cuts off was no fault of the call."""
     untrainable = ABORTED if refusal.code == SHUTDOWN else ERROR
     call.fail(refusal.code or str(refusal.status), refusal.message, untrainable)
+
+
+def answered(url: str | None, status: int, reason: str | None) -> str:
+    """Which upstream answered what, for where its answer tells nothing more."""
+    return f"upstream at {url} answered {status} {reason or ''}".rstrip()
 
 
 def error_message(body: bytes, status: str) -> str:

@@ -16,7 +16,7 @@ from aiohttp import hdrs, web
 from sidecar.body import StreamedBody, declares_too_much
 from sidecar.call import PASSTHROUGH, Call
 from sidecar.dialect import Dialect, Refusal
-from sidecar.failures import DIED, TIMEOUT, error_message, note_refusal, unreachable
+from sidecar.failures import DIED, TIMEOUT, answered, error_message, note_refusal, unreachable
 from sidecar.forward import (
     Inbound,
     identity_headers,
@@ -29,7 +29,7 @@ from sidecar.gate import too_large
 from sidecar.openai_error import openai_error
 from sidecar.policy import unfit
 from sidecar.routes import Route
-from sidecar.sse import EventReader
+from sidecar.sse import Event, EventReader
 
 MAX_COPY_BYTES = 16 << 20
 _turn = itertools.count()
@@ -66,32 +66,33 @@ async def _deliver_recorded(
     headers = response_headers(upstream.headers, changed=False)
     headers.update(identity_headers(call))
     response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
+    ended = False
     try:
         problem = await _stream(inbound, upstream, response, copy, dialect)
         if problem == DIED:
             call.fail(DIED, f"upstream at {call.upstream} died in the middle of its answer")
         elif problem is not None:
             note_refusal(call, inbound.too_late)
+        ended = problem is None
         return response
     finally:
-        _note_answer(call, b"".join(copy), upstream, dialect)
+        _note_answer(call, b"".join(copy), upstream, dialect, ended=ended)
 
 
-def _note_answer(call: Call, content: bytes, upstream: aiohttp.ClientResponse, dialect: Dialect) -> None:
+def _note_answer(
+    call: Call, content: bytes, upstream: aiohttp.ClientResponse, dialect: Dialect, *, ended: bool
+) -> None:
+    """Note what a copy of the answer says. `ended`: the upstream sent all that it meant to."""
     if len(content) > MAX_COPY_BYTES:
         call.unread = "too_long"
     elif upstream.headers.get(hdrs.CONTENT_ENCODING, "identity") != "identity":
         call.unread = "compressed"  # although we asked for none of that
-    if upstream.content_type == "text/event-stream":
-        stream = dialect.reader()
-        for event in EventReader().feed(content):
-            stream.read(event)
-        call.answer, call.delivered = stream.answer(), stream.done
-        if stream.error is not None:
-            call.fail("upstream_error", stream.error)
-        return
     if upstream.status >= 400:
-        call.fail(str(upstream.status), error_message(content, f"{upstream.status} {upstream.reason}"))
+        said = answered(call.upstream, upstream.status, upstream.reason)
+        call.fail(str(upstream.status), error_message(content, said))
+        return
+    if upstream.content_type == "text/event-stream":
+        _note_stream(call, content, dialect, ended=ended)
         return
     try:
         answer = orjson.loads(content)
@@ -100,6 +101,19 @@ def _note_answer(call: Call, content: bytes, upstream: aiohttp.ClientResponse, d
         return
     if isinstance(answer, dict):
         call.answer = dialect.read(answer)
+
+
+def _note_stream(call: Call, content: bytes, dialect: Dialect, *, ended: bool) -> None:
+    stream, reader = dialect.reader(), EventReader()
+    for event in reader.feed(content):
+        stream.read(event)
+    if ended and reader.rest:
+        stream.read(Event.last(reader.rest))
+    call.answer, call.delivered = stream.answer(), stream.done
+    if stream.error is not None:
+        call.fail("upstream_error", stream.error)
+    elif ended and not stream.done and call.unread is None:
+        call.fail(DIED, f"the stream of upstream at {call.upstream} ended before its own end")
 
 
 async def forward(session: aiohttp.ClientSession, inbound: Inbound, route: Route, limit: float) -> web.StreamResponse:

@@ -1,9 +1,12 @@
 """What the client of another API gets of the engine's stream of chat chunks."""
 
+from typing import Any
+
 import orjson
 
 from sidecar.chat_answer import mapping, text
 from sidecar.dialect import NativeStream, StreamWriter
+from sidecar.failures import INVALID_ANSWER
 from sidecar.sse import DONE, Event, EventReader
 
 
@@ -31,10 +34,21 @@ class Translation:
             if event.data == DONE:
                 written.append(self.writer.end())
                 continue
-            chunk = orjson.loads(event.data)
-            if "error" in chunk:
+            if (chunk := _chunk(event.data)) is None:
                 self._failed = True
-                written.append(self.writer.error(text(mapping(chunk["error"]).get("message")) or "", "upstream_error"))
+                written.append(self.writer.error("the engine sent data that is not a JSON object", INVALID_ANSWER))
+            elif error := chunk.get("error"):
+                self._failed = True
+                message = text(mapping(error).get("message")) or text(error) or ""
+                written.append(self.writer.error(message, "upstream_error"))
             else:
                 written.append(self.writer.chunk(chunk))
         return b"".join(written)
+
+
+def _chunk(data: bytes) -> dict[str, Any] | None:
+    try:
+        chunk = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    return chunk if isinstance(chunk, dict) else None

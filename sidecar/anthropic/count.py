@@ -14,7 +14,7 @@ from sidecar.anthropic.request import to_prompt
 from sidecar.chat_answer import count, mapping
 from sidecar.chat_request import with_fields
 from sidecar.dialect import Json, Refusal
-from sidecar.failures import UNREACHABLE, error_message
+from sidecar.failures import INVALID_ANSWER, UNREACHABLE, answered, error_message
 from sidecar.forward import Inbound, engine_headers, request_headers, response_headers, upstream_url
 from sidecar.openai_error import JSON
 from sidecar.routes import Route
@@ -32,17 +32,19 @@ async def count_tokens(session: aiohttp.ClientSession, inbound: Inbound, body: J
     headers["accept-encoding"] = "identity"
     if route.policy is None:
         passed = with_fields(inbound.raw, body, named)
-        answer, raw = await _post(session, route, inbound.path, passed, headers)
+        _, answer, raw = await _post(session, route, inbound.path, passed, headers)
         return web.Response(status=answer.status, body=raw, headers=response_headers(answer.headers, changed=False))
     sent = orjson.dumps({**_rendered(to_prompt(body)), **named})
-    answer, raw = await _post(session, route, TOKENIZE, sent, engine_headers(headers))
+    url, answer, raw = await _post(session, route, TOKENIZE, sent, engine_headers(headers))
     try:
         counted = count(mapping(orjson.loads(raw)).get("count"))
     except orjson.JSONDecodeError:
         counted = None
     if answer.status != 200 or counted is None:
-        status = answer.status if answer.status >= 400 else 502
-        raise Refusal(status, error_message(raw, f"{answer.status} {answer.reason}"))
+        said = answered(f"{url}{TOKENIZE}", answer.status, answer.reason)
+        if answer.status >= 400:
+            raise Refusal(answer.status, error_message(raw, said))
+        raise Refusal(502, f"{said} without a `count`: is it a vLLM server?", INVALID_ANSWER)
     return web.Response(body=orjson.dumps({"input_tokens": counted}), headers=JSON)
 
 
@@ -57,11 +59,12 @@ def _rendered(chat: Json) -> Json:
 
 async def _post(
     session: aiohttp.ClientSession, route: Route, path: str, data: bytes, headers: Mapping[str, str]
-) -> tuple[aiohttp.ClientResponse, bytes]:
+) -> tuple[str, aiohttp.ClientResponse, bytes]:
+    """Which upstream answered, and what."""
     for url in route.upstreams:
         try:
             async with session.post(upstream_url(url, path), data=data, headers=headers) as answer:
-                return answer, await answer.read()
+                return url, answer, await answer.read()
         except aiohttp.ClientConnectorError:
             continue
         except (aiohttp.ClientError, OSError) as error:

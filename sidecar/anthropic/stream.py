@@ -161,8 +161,9 @@ class MessageReader:
                 self._message |= {**delta, "usage": known}
             case "message_stop":
                 self.done = True
-            case "error":
-                self.error = text(mapping(given.get("error")).get("message")) or str(given.get("error"))
+            case kind if kind == "error" or given.get("error"):
+                failure = given.get("error")
+                self.error = text(mapping(failure).get("message")) or text(failure) or "the provider reported an error"
 
     def answer(self) -> Answer:
         """What has arrived so far."""

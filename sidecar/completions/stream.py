@@ -44,6 +44,8 @@ class CompletionsStream:
         """The stream came to its own end: `[DONE]` was seen."""
         self.error: str | None = None
         """The message of an error event, if one came."""
+        self.garbled = False
+        """Data came that is no JSON object: tokens may be missing."""
         self._asked = asked
         self._usage_is_forced = False
         self.held = Held()
@@ -70,14 +72,14 @@ class CompletionsStream:
         """Read one event; returns the bytes that the client gets for it, which may be none."""
         if event.data is None:
             return event.raw
-        self.done = self.done or event.data == DONE
         chunk = _chunk(event.data)
         if chunk is None:
+            self._note(event.data)
             return self.flush() + event.raw
         choices = objects(chunk.get("choices"))
         self._read(chunk, choices)
         hidden = self._asked
-        if "error" in chunk or not (hidden.token_ids or hidden.logprobs or hidden.usage):
+        if chunk.get("error") or not (hidden.token_ids or hidden.logprobs or hidden.usage):
             return self.flush() + event.raw
         hide_usage = hidden.usage and not self._usage_is_forced
         if hide_usage and not choices and chunk.get("usage"):
@@ -89,13 +91,19 @@ class CompletionsStream:
         waited = self.held.flush() if self._usage_is_forced else b""
         return waited + (raw or encoded(chunk))
 
+    def _note(self, data: bytes) -> None:
+        """Take note of data that is no chunk."""
+        if data == DONE:
+            self.done = True
+        else:
+            self.garbled = True
+
     def flush(self) -> bytes:
         """What is held back, for when the stream ends without a usage chunk."""
         return self.held.flush()
 
     def _read(self, chunk: Json, choices: list[Json]) -> None:
-        if "error" in chunk:
-            error = chunk["error"]
+        if error := chunk.get("error"):
             self.error = text(mapping(error).get("message")) or str(error)
             return
         self._head = self._head or {"id": chunk.get("id"), "model": chunk.get("model")}
