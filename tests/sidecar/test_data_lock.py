@@ -42,7 +42,10 @@ def test_without_a_disk_nothing_is_held(tmp_path: Path, caplog: pytest.LogCaptur
 
 def test_a_child_does_not_inherit_it(tmp_path: Path) -> None:
     with data_lock(tmp_path, shared=False):
-        child = subprocess.Popen((sys.executable, "-c", "input()"), stdin=subprocess.PIPE, close_fds=False)
+        program = (sys.executable, "-c", "print(flush=True); input()")
+        child = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False)
+        assert child.stdout is not None
+        child.stdout.readline()  # it runs, so that its exec has closed what it should not have
     with data_lock(tmp_path, shared=False):
         child.kill()
         child.communicate()
