@@ -40,11 +40,13 @@ def tool_definitions(tools: Any) -> str | None:
 
 
 def _parts(message: Mapping[str, Any]) -> list[Json]:
+    content = message.get("content")
+    if type(content) is str and content and len(message) == 2 and message.get("role") != "tool":
+        return [{"type": "text", "content": content}]  # a role and a text: most messages
     parts: list[Json] = []
     reasoning = text(message.get("reasoning")) or text(message.get("reasoning_content"))
     if reasoning:
         parts.append({"type": "reasoning", "content": reasoning})
-    content = message.get("content")
     if message.get("role") == "tool":
         return [*parts, {"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content}]
     if isinstance(content, str):

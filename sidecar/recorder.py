@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 CONFIRM_LIMIT_S = 120
 """After this a call is recorded as not proved."""
-TICK_S = 0.001
+TICK_S = 0.002
 SHARE = 32
 """Every tick does this part of what waits, and two calls more: a burst would show in agents' latency."""
 VERDICT_BYTES = 256

@@ -11,6 +11,8 @@ Value = str | bool | int | float | Sequence[str] | None
 """What an attribute may hold; None leaves the attribute out."""
 
 SPAN_INTERNAL, SPAN_SERVER = 1, 2
+SHORT = 40
+"""Texts up to this many characters may come again."""
 _STATUS_ERROR = 2
 _SAMPLED = b"\x85\x01\x01\x00\x00\x00"  # flags = 16, fixed32: the trace is sampled
 _ONE_BYTE = tuple(bytes((number,)) for number in range(0x80))
@@ -57,7 +59,31 @@ def encoded_attributes(values: Mapping[str, Value]) -> bytes:
 
 
 def _attributes(values: Mapping[str, Value]) -> list[bytes]:
-    return [_attribute(key, value) for key, value in values.items() if value is not None]
+    parts: list[bytes] = []
+    for key, value in values.items():
+        if value is None:
+            continue
+        if isinstance(value, str) and len(value) > SHORT:
+            parts += _long_text(key, utf8(value))
+        elif isinstance(value, str | int | float):
+            parts.append(_short_attribute(key, value))
+        else:
+            parts.append(_attribute(key, value))
+    return parts
+
+
+def _long_text(key: str, text: bytes) -> tuple[bytes, bytes]:
+    """What stands before the text, and the text: long ones are copied once, when all is joined."""
+    head, length = _key(key), varint(len(text))
+    size = 1 + len(length) + len(text)
+    value_head = b"\x12" + varint(size)
+    return b"\x4a" + varint(len(head) + len(value_head) + size) + head + value_head + b"\x0a" + length, text
+
+
+@lru_cache(maxsize=4096, typed=True)  # 1, 1.0 and True are equal, and are not encoded alike
+def _short_attribute(key: str, value: str | bool | float) -> bytes:
+    """Names, models, counts: nearly the same ones in every span."""
+    return _attribute(key, value)
 
 
 def _attribute(key: str, value: str | bool | float | Sequence[str]) -> bytes:
