@@ -14,13 +14,12 @@ ids and log-probs, as where `include_reasoning: false` withholds them, is vLLM's
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from sidecar.chat_answer import Answer, Choice, Numbers, count, finite, mapping, objects, text, token_ids
 from sidecar.chat_request import Hidden
 from sidecar.chat_wire import Piece, read_piece
-from sidecar.held import Held, blanked, encoded
-from sidecar.sse import DONE, Event
+from sidecar.engine_stream import EngineStream, extended
+from sidecar.held import blanked
+from sidecar.sse import Event
 
 Json = dict[str, Any]
 
@@ -42,9 +41,9 @@ class _PartialChoice:
         if reason := choice.get("finish_reason"):
             self.finish_reason = text(reason)
         if isinstance(ids := choice.get("token_ids"), list):
-            self.token_ids = _extended(self.token_ids, ids)
+            self.token_ids = extended(self.token_ids, ids)
         if isinstance(entries := mapping(choice.get("logprobs")).get("content"), list):
-            self.logprobs = _extended(self.logprobs, [mapping(entry).get("logprob") for entry in entries])
+            self.logprobs = extended(self.logprobs, [mapping(entry).get("logprob") for entry in entries])
         self.add_delta(mapping(choice.get("delta")))
 
     def add_delta(self, delta: Mapping[str, Any]) -> None:
@@ -82,24 +81,16 @@ class _PartialChoice:
         return Choice(index, message, self.finish_reason, token_ids(self.token_ids), finite(self.logprobs))
 
 
-class ChatStream:
+class ChatStream(EngineStream):
     """Reads the events of one stream. `hidden` None: nothing is changed, only read."""
 
     def __init__(self, hidden: Hidden | None) -> None:
-        self.done = False
-        """The stream came to its own end: `[DONE]` was seen."""
-        self.error: str | None = None
-        """The message of an error event, if one came."""
-        self.garbled = False
-        """Data came that is no JSON object: tokens may be missing."""
+        super().__init__()
         self._hidden = hidden
         self._quick = hidden is not None and hidden.token_ids and hidden.logprobs
-        self._usage_is_forced = False
-        self.held = Held()
         self._id: str | None = None
         self._model: str | None = None
         self._prompt_token_ids: Numbers | None = None
-        self._usage: Json = {}
         self._choices: dict[int, _PartialChoice] = {}
 
     def answer(self) -> Answer:
@@ -119,9 +110,8 @@ class ChatStream:
             return event.raw
         if self._quick and (piece := read_piece(event.data)) is not None and piece.index in self._choices:
             return self._pass_piece(piece)
-        chunk = _chunk(event.data)
+        chunk = self._chunk(event.data)
         if chunk is None:
-            self._note(event.data)
             return self.flush() + event.raw
         choices = objects(chunk.get("choices"))
         self._read(chunk, choices)
@@ -131,34 +121,20 @@ class ChatStream:
 
     def _pass_piece(self, piece: Piece) -> bytes:
         choice = self._choices[piece.index]
-        choice.token_ids = _extended(choice.token_ids, piece.token_ids)
-        choice.logprobs = _extended(choice.logprobs, piece.logprobs)
+        choice.token_ids = extended(choice.token_ids, piece.token_ids)
+        choice.logprobs = extended(choice.logprobs, piece.logprobs)
         if not piece.delta:
             return b""
         choice.add_delta(piece.delta)
         return b"data: " + piece.shown + b"\n\n"
-
-    def _note(self, data: bytes) -> None:
-        """Take note of data that is no chunk."""
-        if data == DONE:
-            self.done = True
-        else:
-            self.garbled = True
-
-    def flush(self) -> bytes:
-        """What is held back, for when the stream ends without a usage chunk."""
-        return self.held.flush()
 
     def _read(self, chunk: Json, choices: list[Json]) -> None:
         self._id = self._id or text(chunk.get("id"))
         self._model = self._model or text(chunk.get("model"))
         if (ids := token_ids(chunk.get("prompt_token_ids"))) is not None:
             self._prompt_token_ids = ids
-        if usage := chunk.get("usage"):
-            self._usage_is_forced = self._usage_is_forced or bool(choices)
-            self._usage = dict(mapping(usage))
-        if error := chunk.get("error"):
-            self.error = text(mapping(error).get("message")) or str(error)
+        self._note_usage(chunk, choices)
+        self._note_error(chunk)
         for choice in choices:
             index = count(choice.get("index")) or 0
             if index not in self._choices:
@@ -175,11 +151,7 @@ class ChatStream:
         if hide_usage and chunk.get("usage", 0) is None:
             del chunk["usage"]
             changed = True
-        raw = None if changed else event.raw
-        if hide_usage and any(choice.get("finish_reason") for choice in choices):
-            return self.held.hold(chunk, raw)
-        waited = self.held.flush() if self._usage_is_forced else b""
-        return waited + (raw or encoded(chunk))
+        return self._shown(event, chunk, choices, changed=changed, hide_usage=hide_usage)
 
 
 def hide(body: Json, hidden: Hidden) -> bool:
@@ -191,23 +163,5 @@ def hide(body: Json, hidden: Hidden) -> bool:
     return changed
 
 
-def _chunk(data: bytes) -> Json | None:
-    """The JSON object in an event; None where it is something else, as `[DONE]` is."""
-    if data == DONE:
-        return None
-    try:
-        chunk = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return None
-    return chunk if isinstance(chunk, dict) else None
-
-
 def _is_empty(choice: Json) -> bool:
     return choice.get("delta") == {} and choice.get("finish_reason") is None
-
-
-def _extended(values: list[Any] | None, more: list[Any]) -> list[Any]:
-    if values is None:
-        return list(more)
-    values.extend(more)
-    return values

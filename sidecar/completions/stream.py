@@ -7,14 +7,12 @@ those are held back until it comes, which is at once unless there are several ch
 
 from typing import Any
 
-import orjson
-
 from sidecar.chat_answer import Answer, count, mapping, objects, text
 from sidecar.completions.answer import answer_of, hide, read_choice
 from sidecar.completions.request import Asked
 from sidecar.dialect import Json
-from sidecar.held import Held, encoded
-from sidecar.sse import DONE, Event
+from sidecar.engine_stream import EngineStream, extended
+from sidecar.sse import Event
 
 
 class _PartialChoice:
@@ -31,26 +29,18 @@ class _PartialChoice:
         if choice.get("prompt_token_ids") is not None:
             self.prompt = choice["prompt_token_ids"]
         if isinstance(ids := choice.get("token_ids"), list):
-            self.ids = _grown(self.ids, ids)
+            self.ids = extended(self.ids, ids)
         if isinstance(values := mapping(choice.get("logprobs")).get("token_logprobs"), list):
-            self.logprobs = _grown(self.logprobs, values)
+            self.logprobs = extended(self.logprobs, values)
 
 
-class CompletionsStream:
+class CompletionsStream(EngineStream):
     """Reads the events of one stream of an engine."""
 
     def __init__(self, asked: Asked) -> None:
-        self.done = False
-        """The stream came to its own end: `[DONE]` was seen."""
-        self.error: str | None = None
-        """The message of an error event, if one came."""
-        self.garbled = False
-        """Data came that is no JSON object: tokens may be missing."""
+        super().__init__()
         self._asked = asked
-        self._usage_is_forced = False
-        self.held = Held()
         self._head: Json = {}
-        self._usage: Json = {}
         self._choices: dict[int, _PartialChoice] = {}
 
     def answer(self) -> Answer:
@@ -72,9 +62,8 @@ class CompletionsStream:
         """Read one event; returns the bytes that the client gets for it, which may be none."""
         if event.data is None:
             return event.raw
-        chunk = _chunk(event.data)
+        chunk = self._chunk(event.data)
         if chunk is None:
-            self._note(event.data)
             return self.flush() + event.raw
         choices = objects(chunk.get("choices"))
         self._read(chunk, choices)
@@ -85,31 +74,14 @@ class CompletionsStream:
         if hide_usage and not choices and chunk.get("usage"):
             return self.held.release(chunk)
         hid = [hide(choice, hidden) for choice in choices]
-        raw = None if any(hid) else event.raw
-        if hide_usage and any(choice.get("finish_reason") for choice in choices):
-            return self.held.hold(chunk, raw)
-        waited = self.held.flush() if self._usage_is_forced else b""
-        return waited + (raw or encoded(chunk))
-
-    def _note(self, data: bytes) -> None:
-        """Take note of data that is no chunk."""
-        if data == DONE:
-            self.done = True
-        else:
-            self.garbled = True
-
-    def flush(self) -> bytes:
-        """What is held back, for when the stream ends without a usage chunk."""
-        return self.held.flush()
+        return self._shown(event, chunk, choices, changed=any(hid), hide_usage=hide_usage)
 
     def _read(self, chunk: Json, choices: list[Json]) -> None:
-        if error := chunk.get("error"):
-            self.error = text(mapping(error).get("message")) or str(error)
+        if chunk.get("error"):
+            self._note_error(chunk)
             return
         self._head = self._head or {"id": chunk.get("id"), "model": chunk.get("model")}
-        if usage := chunk.get("usage"):
-            self._usage_is_forced = self._usage_is_forced or bool(choices)
-            self._usage = dict(mapping(usage))
+        self._note_usage(chunk, choices)
         for choice in choices:
             index = count(choice.get("index")) or 0
             if index not in self._choices:
@@ -123,21 +95,3 @@ class CompletionsReader(CompletionsStream):
     def read(self, event: Event) -> None:
         """Take note of one event."""
         self.pass_on(event)
-
-
-def _chunk(data: bytes) -> Json | None:
-    """The JSON object in an event; None where it is something else, as `[DONE]` is."""
-    if data == DONE:
-        return None
-    try:
-        chunk = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return None
-    return chunk if isinstance(chunk, dict) else None
-
-
-def _grown(values: list[Any] | None, more: list[Any]) -> list[Any]:
-    if values is None:
-        return list(more)
-    values.extend(more)
-    return values
