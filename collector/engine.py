@@ -6,44 +6,30 @@ a time. Opening one takes about 0.3 ms, so settings and temporary tables of one 
 
 import fcntl
 import os
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import chdb
 
+from collector.store import UNKNOWN_CODE, Answer, StoreError, error_code, is_retryable, quote
 from tracegrad.errors import TracegradError
 
+__all__ = ["Answer", "Connection", "Engine", "EngineError", "quote"]
+
 CONFIG = Path(__file__).parent / "engine.xml"
-UNKNOWN_CODE = 1002  # ClickHouse's UNKNOWN_EXCEPTION
-_CODE = re.compile(r"Code: (\d+)\. ")
 
 
-class EngineError(TracegradError):
-    """ClickHouse refused a statement. `code` is its error code, the message its own."""
+class EngineError(StoreError):
+    """The embedded ClickHouse refused a statement. `code` is its error code, the message its own."""
 
     def __init__(self, message: str) -> None:
         start = message.find("Code: ")
         text = message[start:].strip() if start >= 0 else f"Code: {UNKNOWN_CODE}. DB::Exception: {message.strip()}"
-        super().__init__(text)
-        found = _CODE.match(text)
-        self.code = int(found[1]) if found else UNKNOWN_CODE
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a statement gave: bytes in the format asked for, and what it cost."""
-
-    body: bytes = b""
-    read_rows: int = 0
-    read_bytes: int = 0
-    written_rows: int = 0
-    written_bytes: int = 0
-    elapsed_s: float = 0.0
+        code = error_code(text)
+        super().__init__(code, text, retryable=is_retryable(code))
 
 
 class Connection:
@@ -130,11 +116,6 @@ class Engine:
         """Let another process open the directory. All connections must be closed."""
         self._root.close()
         self._lock.close()
-
-
-def quote(value: str) -> str:
-    """A SQL string literal."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _lock(directory: Path) -> IO[Any]:
