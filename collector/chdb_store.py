@@ -31,7 +31,8 @@ class ChdbStore:
             connection = self._engine.connect()
             connection.set(_INSERT_SETTINGS)
         try:
-            signal.insert(connection, body)
+            chosen = signal.insertion
+            connection.insert(f"INSERT INTO {chosen.table}", chosen.settings_clause(), chosen.input_format, body)
         except BaseException:
             connection.close()
             raise

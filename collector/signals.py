@@ -10,7 +10,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from collector.engine import Connection, quote
+from collector.engine import Connection
+from collector.store import Insertion
 
 PROTO = Path(__file__).parent / "otlp.proto"
 
@@ -24,16 +25,21 @@ class Signal:
     request: type[Message]
     response: type[Message]
 
-    def insert(self, connection: Connection, body: bytes) -> None:
-        """Store one request, or several concatenated: protobuf merges them. Raises EngineError."""
-        schema = {
+    @property
+    def insertion(self) -> Insertion:
+        """How one request, or several concatenated (protobuf merges them), are stored."""
+        settings = {
             "input_format_protobuf_oneof_presence": "1",
             "format_schema_source": "string",
             "format_schema": PROTO.read_text(),
             "format_schema_message_name": self.request.DESCRIPTOR.name,
         }
-        settings = "SETTINGS " + ", ".join(f"{name} = {quote(value)}" for name, value in schema.items())
-        connection.insert(f"INSERT INTO otel.{self.table}", settings, "ProtobufSingle", body)
+        return Insertion(f"otel.{self.table}", "ProtobufSingle", settings)
+
+    def insert(self, connection: Connection, body: bytes) -> None:
+        """Store one request, or several concatenated. Raises EngineError."""
+        chosen = self.insertion
+        connection.insert(f"INSERT INTO {chosen.table}", chosen.settings_clause(), chosen.input_format, body)
 
 
 TRACES = Signal("traces", "otlp_traces", ExportTraceServiceRequest, ExportTraceServiceResponse)

@@ -56,6 +56,19 @@ class StoreError(TracegradError):
 
 
 @dataclass(frozen=True)
+class Insertion:
+    """How bytes become rows: `INSERT INTO table SETTINGS settings FORMAT input_format`, with the bytes behind it."""
+
+    table: str
+    input_format: str
+    settings: Mapping[str, str]
+
+    def settings_clause(self) -> str:
+        """The settings as SQL."""
+        return "SETTINGS " + ", ".join(f"{name} = {quote(value)}" for name, value in self.settings.items())
+
+
+@dataclass(frozen=True)
 class Answer:
     """What a statement gave: bytes in the format asked for, and what it cost."""
 
