@@ -101,7 +101,7 @@ class Histogram(Family):
 
 
 class Gauge(Family):
-    """What is asked when the page is: `INSERTING.read(lambda: ..., "traces")`. A later reader replaces an earlier one."""
+    """Asked when the page is: `QUEUED_BYTES.read(lambda: ..., "traces")`. A later reader replaces an earlier one."""
 
     kind = "gauge"
 
