@@ -1,10 +1,14 @@
-"""The two kinds of OTLP data that are stored, and what differs between them."""
+"""The kinds of OTLP data that are stored, and what differs between them."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf.message import Message
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -44,3 +48,4 @@ class Signal:
 
 TRACES = Signal("traces", "otlp_traces", ExportTraceServiceRequest, ExportTraceServiceResponse)
 LOGS = Signal("logs", "otlp_logs", ExportLogsServiceRequest, ExportLogsServiceResponse)
+METRICS = Signal("metrics", "otlp_metrics", ExportMetricsServiceRequest, ExportMetricsServiceResponse)
