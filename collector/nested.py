@@ -1,25 +1,24 @@
-"""The slow path: decode one OTLP request in Python, to judge it and to write nested values as JSON text.
+"""The slow path: decode one OTLP request in Python, to judge it and to write the values that the engine cannot as text.
 
-The engine reads attribute values that are scalars or arrays of scalars. A list of lists or a map (`kvlist`) becomes a
-string here, the text the OpenTelemetry Collector's ClickHouse exporter would store: JSON, keys sorted, bytes as base64.
+The engine reads attribute values that are scalars or arrays of scalars. A list of lists, a map (`kvlist`), and the few
+arrays whose JSON it would write in another way become strings here. The views of metrics take nothing but strings.
 """
 
-import base64
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
-import orjson
-from google.protobuf.message import DecodeError, Message
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-from collector.signals import Signal
+from collector.otlp_bytes import ARRAY, of_bytes
+from collector.signals import METRICS, Signal
+from collector.value_text import MAX_DEPTH, TooDeepError, json_string, text
 from tracegrad.errors import TracegradError
 
-_NESTED = ("array_value", "kvlist_value")
-_INT64 = 1 << 63
+_VALUE = AnyValue.DESCRIPTOR.full_name
 
 
 class MalformedError(TracegradError):
@@ -27,65 +26,68 @@ class MalformedError(TracegradError):
 
 
 def flattened(signal: Signal, body: bytes) -> bytes:
-    """The same request without nested values; `body` itself where there are none. Raises MalformedError."""
-    request = signal.request()
+    """The same request with values that the engine reads; `body` itself where it reads all. Raises MalformedError."""
+    is_read = _is_string if signal is METRICS else _is_flat
+    request = of_bytes(signal.request)()
     try:
         request.ParseFromString(body)
+        others = [value for value in _values(request) if not is_read(value)]
+        for value in others:
+            value.string_value = text(value)
     except DecodeError as error:
         raise MalformedError(f"the body is not an OTLP {signal.name} export request: {error}") from error
-    nested = [value for value in _values(request) if _is_nested(value)]
-    if not nested:
-        return body
-    for value in nested:
-        value.string_value = orjson.dumps(_plain(value), option=orjson.OPT_SORT_KEYS).decode()
-    plain: bytes = request.SerializeToString()
-    return plain
+    except TooDeepError as error:
+        raise MalformedError(
+            f"the body has an attribute of maps and lists nested more than {MAX_DEPTH} deep: make it flatter"
+        ) from error
+    return bytes(request.SerializeToString()) if others else body
 
 
-def _values(request: Message) -> Iterator[AnyValue]:
-    """Every attribute value, and every body."""
-    match request:
-        case ExportTraceServiceRequest():
-            for resource in request.resource_spans:
-                yield from _of(resource.resource.attributes)
-                for scope in resource.scope_spans:
-                    for span in scope.spans:
-                        yield from _of(span.attributes)
-                        for part in (*span.events, *span.links):
-                            yield from _of(part.attributes)
-        case ExportLogsServiceRequest():
-            for logs in request.resource_logs:
-                yield from _of(logs.resource.attributes)
-                for log_scope in logs.scope_logs:
-                    yield from _of(log_scope.scope.attributes)
-                    for record in log_scope.log_records:
-                        yield from _of(record.attributes)
-                        yield record.body
+def _values(message: Any) -> Iterator[Any]:
+    """Every attribute value, and every body: each AnyValue that is not inside another."""
+    if message.DESCRIPTOR.full_name == _VALUE:
+        yield message
+        return
+    for name, is_repeated in _ways_to_values(message.DESCRIPTOR):
+        if is_repeated:
+            for part in getattr(message, name):
+                yield from _values(part)
+        elif message.HasField(name):
+            yield from _values(getattr(message, name))
 
 
-def _of(attributes: Iterable[KeyValue]) -> Iterator[AnyValue]:
-    return (attribute.value for attribute in attributes)
+@cache
+def _ways_to_values(message: Descriptor) -> list[tuple[str, bool]]:
+    """The fields in which an AnyValue may be, and whether each is repeated."""
+    return [
+        (field.name, field.is_repeated)
+        for field in message.fields
+        if field.message_type is not None
+        and (field.message_type.full_name == _VALUE or _ways_to_values(field.message_type))
+    ]
 
 
-def _is_nested(value: AnyValue) -> bool:
-    kind = value.WhichOneof("value")
-    return kind == "kvlist_value" or (
-        kind == "array_value" and any(item.WhichOneof("value") in _NESTED for item in value.array_value.values)
-    )
+def _is_string(value: Any) -> bool:
+    return value.WhichOneof("value") in (None, "string_value")
 
 
-def _plain(value: AnyValue) -> Any:
+def _is_flat(value: Any) -> bool:
     match value.WhichOneof("value"):
         case "kvlist_value":
-            return {pair.key: _plain(pair.value) for pair in value.kvlist_value.values}
+            return False
         case "array_value":
-            return [_plain(item) for item in value.array_value.values]
-        case "bytes_value":
-            return base64.b64encode(value.bytes_value).decode()
+            return all(_is_plain(item) for item in ARRAY.FromString(value.array_value).values)
+    return True
+
+
+def _is_plain(item: Any) -> bool:
+    """Whether the engine writes this item of an array as the exporter does. It writes other hex digits in escapes."""
+    match item.WhichOneof("value"):
+        case "array_value" | "kvlist_value":
+            return False
         case "double_value":
-            number = value.double_value
-            return int(number) if math.isfinite(number) and number.is_integer() and abs(number) < _INT64 else number
-        case None:
-            return None
-        case kind:
-            return getattr(value, kind)
+            return math.isfinite(item.double_value) and abs(item.double_value) < 1e21
+        case "string_value":
+            quoted = json_string(item.string_value)
+            return "\\u00" not in quoted and "\\ufffd" not in quoted
+    return True
