@@ -13,6 +13,7 @@ import tracegrad
 from tracegrad import names, otlp, settings
 from tracegrad.errors import UnreachableError
 from tracegrad.loopback import open_url
+from tracegrad.otlp_access import OtlpAccess
 
 TIMEOUT_S = 10.0
 NO_SPAN = otlp.SpanContext(b"", b"")
@@ -40,7 +41,10 @@ def emit(
     record = evaluation(
         name, score, context, rollout_id=rollout_id, attempt=attempt, label=label, explanation=explanation
     )
-    _post((endpoint or settings.load().otlp).rstrip("/"), record, source)
+    chosen = settings.load()
+    url = (endpoint or chosen.otlp).rstrip("/")
+    # Our token goes to our collector only.
+    _post(url, record, source, chosen.otlp_access if url == chosen.otlp else OtlpAccess())
 
 
 def evaluation(
@@ -88,7 +92,7 @@ def _judged(rollout_id: str | None, trace_id: str | None, span_id: str | None) -
     return context
 
 
-def _post(endpoint: str, record: LogRecord, source: str) -> None:
+def _post(endpoint: str, record: LogRecord, source: str, access: OtlpAccess) -> None:
     """Send one record. On purpose not by `OtlpSender`: `emit` is called from code without an event loop, or inside one,
     and its caller wants to know at once whether the reward is on record."""
     message = ExportLogsServiceRequest()
@@ -100,10 +104,10 @@ def _post(endpoint: str, record: LogRecord, source: str) -> None:
     request = urllib.request.Request(  # noqa: S310 - the scheme was checked
         f"{endpoint}/v1/logs",
         data=message.SerializeToString(),
-        headers={"content-type": "application/x-protobuf"},
+        headers={"content-type": "application/x-protobuf"} | access.headers(),
     )
     try:
-        with open_url(request, TIMEOUT_S):
+        with open_url(request, TIMEOUT_S, access.tls if endpoint.startswith("https:") else None):
             return
     except urllib.error.HTTPError as error:
         raise UnreachableError(f"the collector at {endpoint} refused the reward (status {error.code})") from error

@@ -179,7 +179,7 @@ def _events(name: str, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict])
 async def _send(settings: Settings, events: Sequence[LogRecord]) -> None:
     if not events:
         return
-    async with OtlpSender(settings.otlp, SOURCE) as sender:
+    async with OtlpSender(settings.otlp, SOURCE, access=settings.otlp_access) as sender:
         taken = sum(sender.put(event) for event in events)
         flushed = await sender.flush(STORE_TIMEOUT_S)
         refused = sender.counters.dropped_refused

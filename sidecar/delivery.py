@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sidecar.journal import Journal
 from sidecar.span_store import AnyBatch, SpanStore
+from tracegrad.otlp_access import OtlpAccess
 from tracegrad.otlp_client import Delivered, OtlpClient
 from tracegrad.otlp_request import TRACES
 
@@ -74,12 +75,13 @@ class Delivery:
         memory_bytes: int = MEMORY_BYTES,
         window_bytes: int = WINDOW_BYTES,
         close_timeout_s: float = 10.0,
+        access: OtlpAccess | None = None,
     ) -> None:
         self.store = SpanStore(directory, spool_bytes=spool_bytes, memory_bytes=memory_bytes)
         self.journal = Journal(self._place, min(JOURNAL_BYTES, spool_bytes // 4))
         """Where spans stand until they are put."""
         self._counters = Counters()
-        self._client = OtlpClient(endpoint, service, self._counters)
+        self._client = OtlpClient(endpoint, service, self._counters, access)
         self._fsync = fsync
         self._window_bytes = window_bytes
         self._close_timeout_s = close_timeout_s

@@ -120,6 +120,7 @@ async def serving(
                 spool_bytes=chosen.spool_bytes,
                 fsync=chosen.spool_fsync == "interval",
                 close_timeout_s=shutdown_s / 2,
+                access=settings.otlp_access,
             )
         )
         session = await stack.enter_async_context(client_session())

@@ -4,6 +4,7 @@ The checks only look: they start nothing and change nothing.
 """
 
 import asyncio
+import ssl
 from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
@@ -20,7 +21,8 @@ from tracegrad.settings import Settings
 
 async def examine(settings: Settings) -> list[Finding]:
     """All checks, in the order in which a call travels."""
-    findings = [await _answers("collector (OTLP)", settings.otlp + "/healthz", "tracegrad collector")]
+    tls = settings.otlp_access.tls if settings.otlp.startswith("https:") else None
+    findings = [await _answers("collector (OTLP)", settings.otlp + "/healthz", "tracegrad collector", tls)]
     findings.append(await _answers("sidecar", settings.sidecar_admin_url + "/healthz", "tracegrad sidecar"))
     findings += await examine_spool(settings)
     policies = await _policies(settings)
@@ -44,11 +46,11 @@ def _stored(settings: Settings, policies: list[dict[str, Any]]) -> list[Finding]
         client.close()
 
 
-async def _answers(check: str, url: str, command: str) -> Finding:
+async def _answers(check: str, url: str, command: str, tls: ssl.SSLContext | None = None) -> Finding:
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
-            session.get(url) as response,
+            session.get(url, ssl=tls or True) as response,
         ):
             if response.status == 200:
                 return Finding(check, "ok", f"answers at {url}")

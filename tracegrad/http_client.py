@@ -13,7 +13,7 @@ import functools
 import ssl
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -201,12 +201,13 @@ class HttpClient:
     """Connections to servers, as many at once as there are requests, kept between requests for `keepalive_s`.
 
     Give less than the time after which the server closes an idle one, so that no request is sent into a closed one.
+    `tls` is asked once, when an https address comes.
     """
 
-    def __init__(self, keepalive_s: float) -> None:
+    def __init__(self, keepalive_s: float, tls: Callable[[], ssl.SSLContext] = ssl.create_default_context) -> None:
         self._keepalive_s = keepalive_s
         self._idle: defaultdict[str, list[Reply]] = defaultdict(list)
-        self._tls = functools.cache(ssl.create_default_context)
+        self._tls = functools.cache(tls)
 
     @contextlib.asynccontextmanager
     async def post(self, url: str, path: str, headers: Mapping[str, str], body: bytes) -> AsyncIterator[Reply]:

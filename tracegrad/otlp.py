@@ -18,6 +18,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from tracegrad.otlp_access import OtlpAccess
 from tracegrad.otlp_client import Delivered, OtlpClient
 from tracegrad.otlp_request import LOGS, TRACES
 
@@ -152,10 +153,11 @@ class OtlpSender:
         max_queue_bytes: int = 256 << 20,
         max_batch_bytes: int = 4 << 20,
         close_timeout_s: float = 10.0,
+        access: OtlpAccess | None = None,
     ) -> None:
         self.counters = Counters()
         self.queue_bytes = 0
-        self._client = OtlpClient(endpoint, service, self.counters)
+        self._client = OtlpClient(endpoint, service, self.counters, access)
         self._delay_s = delay_s
         self._max_queue_bytes = max_queue_bytes
         self._max_batch_bytes = max_batch_bytes

@@ -16,6 +16,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 import tracegrad
 from tracegrad.http_client import HttpClient
+from tracegrad.otlp_access import OtlpAccess
 from tracegrad.otlp_request import Record, export_request, rejection, retry_after_s
 
 log = logging.getLogger(__name__)
@@ -60,20 +61,26 @@ class _Answer:
 
 
 class OtlpClient:
-    """An async context manager; leaving it ends the connections. `counts` is kept up to date."""
+    """An async context manager; leaving it ends the connections. `counts` is kept up to date.
 
-    def __init__(self, endpoint: str, service: str, counts: Delivered) -> None:
+    Raises SettingsError where a token or certificate of `access` is not there.
+    """
+
+    def __init__(self, endpoint: str, service: str, counts: Delivered, access: OtlpAccess | None = None) -> None:
         self.away = False
         """The collector took nothing when it was asked last."""
         self._endpoint = endpoint.rstrip("/")
         self._counts = counts
+        access = access or OtlpAccess()
+        self._headers = HEADERS | access.headers()
+        tls = access.tls if self._endpoint.startswith("https:") else None
         name = KeyValue(key="service.name", value=AnyValue(string_value=service))
         self._resource = Resource(attributes=[name]).SerializeToString()
         self._scope = InstrumentationScope(name=service, version=tracegrad.__version__).SerializeToString()
         self._probe = asyncio.Lock()
         self._wait_s = FIRST_RETRY_S
         self._requests_taken = 0
-        self._http = HttpClient(KEEPALIVE_S)
+        self._http = HttpClient(KEEPALIVE_S) if tls is None else HttpClient(KEEPALIVE_S, lambda: tls)
 
     async def __aenter__(self) -> "OtlpClient":
         return self
@@ -147,7 +154,7 @@ class OtlpClient:
         try:
             async with (
                 asyncio.timeout(ANSWER_TIMEOUT_S),
-                self._http.post(self._endpoint, path, HEADERS, body) as answer,
+                self._http.post(self._endpoint, path, self._headers, body) as answer,
             ):
                 content = await answer.read()
         except OSError as error:  # a TimeoutError too

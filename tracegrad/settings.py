@@ -16,6 +16,8 @@ import orjson
 from pydantic import SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 
 from tracegrad.errors import SettingsError
+from tracegrad.otlp_access import OtlpAccess
+from tracegrad.secret import one_secret
 from tracegrad.settings_errors import explained
 from tracegrad.settings_sections import (
     DATA,
@@ -59,10 +61,19 @@ _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - what is boun
 
 
 class Settings(Section):
-    """Everything the processes need to find each other. Without `[[model]]`, all models are the engine's policy."""
+    """Everything the processes need to find each other. Without `[[model]]`, all models are the engine's policy.
+
+    `otlp_*`: what `otlp` asks of senders. Without an `otlp_token` they bear that of `[collector]`.
+    """
 
     clickhouse: str = ""
     otlp: str = ""
+    otlp_token: SecretStr | None = None
+    otlp_token_env: str | None = None
+    otlp_token_file: Path | None = None
+    otlp_ca: Path | None = None
+    otlp_cert: Path | None = None
+    otlp_key: Path | None = None
     sidecar_url: str = ""
     sidecar_admin_url: str = ""
     collector: CollectorSettings = CollectorSettings()
@@ -85,9 +96,23 @@ class Settings(Section):
                 chosen = getattr(self, section)
                 given = getattr(chosen, host_name)
                 host = _ANY_HOST.get(given, given)
+                scheme = "https" if name == "otlp" and self.collector.tls_cert is not None else "http"
                 # Not marked as set: a later change of the port is followed.
-                self.__dict__[name] = f"http://{host}:{getattr(chosen, port)}"
+                self.__dict__[name] = f"{scheme}://{host}:{getattr(chosen, port)}"
         return self
+
+    @model_validator(mode="after")
+    def _one_token_and_whole_certificate(self) -> "Settings":
+        _ = self.otlp_access
+        if (self.otlp_cert is None) != (self.otlp_key is None):
+            raise ValueError("otlp_cert and otlp_key belong together: give both, or none")
+        return self
+
+    @property
+    def otlp_access(self) -> OtlpAccess:
+        """What our senders show the collector."""
+        given = one_secret("otlp_token", self.otlp_token, self.otlp_token_env, self.otlp_token_file)
+        return OtlpAccess(given or self.collector.secret, self.otlp_ca, self.otlp_cert, self.otlp_key)
 
     @property
     def routes(self) -> tuple[ModelRoute, ...]:
@@ -154,7 +179,7 @@ def _overlay_environment(values: dict[str, Any], environ: Mapping[str, str]) -> 
                     if not isinstance(section, dict):
                         raise SettingsError(f"bad setting {name}: it is a section, [{name}]")
                     section[inner] = _words(text) if isinstance(inner_field.default, tuple) else text
-        elif isinstance(default, str):
+        elif not isinstance(default, tuple):
             text = environ.get(f"TRACEGRAD_{name}".upper())
             if text is not None:
                 values[name] = text

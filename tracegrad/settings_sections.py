@@ -37,12 +37,39 @@ Directory = Annotated[Path, BeforeValidator(_not_empty)]
 
 
 class CollectorSettings(Section):
-    """`[collector]`: the process that owns the store. `data` is the chDB directory."""
+    """`[collector]`: the process that owns the store. `data` is the chDB directory.
+
+    `tls_*` are of the OTLP ports. With `tls_client_ca`, senders need a certificate that it vouches for.
+    """
 
     host: str = "127.0.0.1"
     data: Directory = DATA / "store"
     otlp_http_port: int = Field(default=4318, ge=0, le=65535)
+    otlp_grpc_port: int = Field(default=4317, ge=0, le=65535)
     clickhouse_port: int = Field(default=8123, ge=0, le=65535)
+    max_body_bytes: int = Field(default=64 << 20, gt=0, lt=1 << 31)
+    """Of one export, as plain OTLP; larger ones are refused."""
+    token: SecretStr | None = None
+    """What senders must bear as `Authorization: Bearer`; without one, whoever reaches the OTLP ports may send."""
+    token_env: str | None = None
+    token_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+
+    @property
+    def secret(self) -> Secret | None:
+        """The token; None where none is asked for."""
+        return one_secret("[collector] token", self.token, self.token_env, self.token_file)
+
+    @model_validator(mode="after")
+    def _one_token_and_whole_tls(self) -> "CollectorSettings":
+        _ = self.secret
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together: give both, or none")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key: without TLS nobody shows a certificate")
+        return self
 
 
 class SidecarSettings(Section):

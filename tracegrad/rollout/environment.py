@@ -10,10 +10,14 @@ from tracegrad.settings import Settings
 
 Changes = dict[str, str | None]
 """Variables to set; None removes one."""
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT")
 
 
 def shared(settings: Settings, inherited: Mapping[str, str]) -> Changes:
-    """What is the same for all agents. Telemetry variables and keys that the user has set stay."""
+    """What is the same for all agents. Telemetry variables and keys that the user has set stay.
+
+    Our token goes nowhere else: agents that are told to send to another place do not get it. Raises SettingsError.
+    """
     changes: Changes = {"TRACEPARENT": None, "TRACESTATE": None, "BAGGAGE": None}
     base_url = f"{settings.sidecar_url.rstrip('/')}/v1"
     changes |= {"OPENAI_BASE_URL": base_url, "OPENAI_API_BASE": base_url}
@@ -22,6 +26,8 @@ def shared(settings: Settings, inherited: Mapping[str, str]) -> Changes:
         "OTEL_EXPORTER_OTLP_ENDPOINT": settings.otlp,
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
     }
+    if not any(inherited.get(name, settings.otlp).rstrip("/") != settings.otlp for name in ENDPOINTS):
+        defaults |= settings.otlp_access.environment()
     return changes | {name: value for name, value in defaults.items() if not inherited.get(name)}
 
 

@@ -68,7 +68,7 @@ class Launcher:
         self._timeout_s = timeout_s
         self._env = dict(env or {})
         self._data = data
-        self._sender = OtlpSender(settings.otlp, SERVICE, close_timeout_s=5.0)
+        self._sender = OtlpSender(settings.otlp, SERVICE, close_timeout_s=5.0, access=settings.otlp_access)
         self._open = contextlib.AsyncExitStack()
         self._directory: Path
         self._starter: Starter
