@@ -87,7 +87,7 @@ def services(settings: Settings, config: Path | None, engine: Engine | None) -> 
             (*tracegrad, "collector", *options),
             shared,
             collector.host,
-            (collector.otlp_http_port, collector.clickhouse_port),
+            (collector.otlp_http_port, collector.otlp_grpc_port, collector.clickhouse_port),
             f"http://{collector.host}:{collector.clickhouse_port}/ping",
         )
     ]
@@ -132,7 +132,17 @@ def _vllm(settings: Settings, engine: Engine) -> Service:
     return Service("vllm", argv, environment, host, (port,), f"http://{host}:{port}/health")
 
 
-PLACES = {"host", "port", "admin_host", "admin_port", "otlp_http_port", "clickhouse_port", "data", "weights"}
+PLACES = {
+    "host",
+    "port",
+    "admin_host",
+    "admin_port",
+    "otlp_http_port",
+    "otlp_grpc_port",
+    "clickhouse_port",
+    "data",
+    "weights",
+}
 """Settings that processes need in order to find each other. What may change in a running sidecar is none of these."""
 
 

@@ -67,8 +67,8 @@ class Collector:
 
 def command(data: Path, *options: str) -> list[str]:
     """The collector's command line, on free ports unless `options` say otherwise."""
-    ports = ("--otlp-http-port", "0", "--clickhouse-port", "0")
-    return [sys.executable, "-m", "tracegrad", "collector", "--data", str(data), *(options or ports)]
+    ports = ("--otlp-http-port", "0", "--otlp-grpc-port", "0", "--clickhouse-port", "0")  # a later option wins
+    return [sys.executable, "-m", "tracegrad", "collector", "--data", str(data), *ports, *options]
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from tracegrad.demo.run import agent_file
 
 READY_TIMEOUT_S = 300
 COMMAND_TIMEOUT_S = 240
-PORTS = ("otlp_http_port", "clickhouse_port", "port", "admin_port", "vllm")
+PORTS = ("otlp_http_port", "otlp_grpc_port", "clickhouse_port", "port", "admin_port", "vllm")
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ def road(tmp_path_factory: pytest.TempPathFactory, small_model: Path) -> Iterato
         f"""
 [collector]
 otlp_http_port = {ports["otlp_http_port"]}
+otlp_grpc_port = {ports["otlp_grpc_port"]}
 clickhouse_port = {ports["clickhouse_port"]}
 
 [sidecar]

@@ -25,7 +25,7 @@ def settings(free_port: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tracegrad", "collector", "--data", str(directory / "store")),
-                *("--otlp-http-port", str(otlp), "--clickhouse-port", str(clickhouse)),
+                *("--otlp-http-port", str(otlp), "--otlp-grpc-port", "0", "--clickhouse-port", str(clickhouse)),
             ],
             cwd=directory,
             stdout=output,

@@ -79,7 +79,7 @@ def test_sql_answers_in_any_format_and_stops_when_nobody_reads(tmp_path: Path) -
         collector = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tracegrad", "collector", "--data", str(tmp_path / "store")),
-                *("--otlp-http-port", "0", "--clickhouse-port", "0"),
+                *("--otlp-http-port", "0", "--otlp-grpc-port", "0", "--clickhouse-port", "0"),
             ],
             stderr=output,
         )

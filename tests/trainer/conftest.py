@@ -58,7 +58,7 @@ def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collector]:
     """One real collector process for the session. Tests keep apart by using policies of their own."""
     log = tmp_path_factory.mktemp("collector") / "stderr.log"
     command = [sys.executable, "-m", "tracegrad", "collector", "--data", str(log.parent / "store")]
-    command += ["--otlp-http-port", "0", "--clickhouse-port", "0"]
+    command += ["--otlp-http-port", "0", "--otlp-grpc-port", "0", "--clickhouse-port", "0"]
     with log.open("wb") as stderr:
         process = subprocess.Popen(command, stderr=stderr)
     try:

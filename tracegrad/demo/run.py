@@ -97,7 +97,7 @@ def _empty(run: Path) -> None:
 def _settings(plan: Plan, base: settings.Settings, console: Console) -> tuple[Path, settings.Settings]:
     """The demo's own configuration: the ports of `base` where they are free, and all data under `plan.run`."""
     wanted = {
-        "collector": ("otlp_http_port", "clickhouse_port"),
+        "collector": ("otlp_http_port", "otlp_grpc_port", "clickhouse_port"),
         "sidecar": ("port", "admin_port"),
         "vllm": ("port",),
     }
@@ -115,6 +115,7 @@ def _settings(plan: Plan, base: settings.Settings, console: Console) -> tuple[Pa
 [collector]
 data = "{plan.run / "store"}"
 otlp_http_port = {ports["collector"]["otlp_http_port"]}
+otlp_grpc_port = {ports["collector"]["otlp_grpc_port"]}
 clickhouse_port = {ports["collector"]["clickhouse_port"]}
 
 [sidecar]
