@@ -1,0 +1,93 @@
+"""What earlier processes left in the directory of a spool.
+
+Invariant: nothing found there stops the start. Only the file that was written last can have been cut off by a killed
+process: its tail is cut here; other damage shows when the file is read.
+"""
+
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from collector.spool_aside import Aside
+from collector.spool_cursor import Position
+from collector.spool_segment import START, SUFFIX, DamagedError, Segment
+
+log = logging.getLogger(__name__)
+
+SPARE = "spare"
+_NAME = re.compile(r"(\d{16})" + re.escape(SUFFIX))
+_READ_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Left:
+    """`segments` have something that is not done, oldest first. No file has a number above `highest`."""
+
+    segments: list[Segment]
+    highest: int
+
+
+def recover(directory: Path, done: Position, aside: Aside) -> Left:
+    """Raises OSError when the directory cannot be read."""
+    numbered = {}
+    for path in sorted(directory.iterdir()):
+        if match := _NAME.fullmatch(path.name):
+            numbered[int(match[1])] = path
+        elif path.suffix == SUFFIX:
+            log.warning("spool foreign file=%s: not read", path)
+    segments = []
+    for number, path in numbered.items():
+        segment = _inherited(path, number, done, aside)
+        if segment is not None:
+            start = done.offset if number == done.segment else START
+            if number == max(numbered):
+                _cut_tail(segment, start, aside)
+            if segment.end > start:
+                segments.append(segment)
+            else:
+                discard(segment)
+    return Left(segments, max(numbered, default=0))
+
+
+def discard(segment: Segment) -> None:
+    """Delete the file; one that cannot be deleted goes at the next start."""
+    segment.close()
+    try:
+        segment.path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("spool cannot delete file=%s error=%s", segment.path, error)
+
+
+def _inherited(path: Path, number: int, done: Position, aside: Aside) -> Segment | None:
+    try:
+        size = path.stat().st_size
+        if not size or number < done.segment:
+            path.unlink()
+            return None
+        return Segment.inherit(path, number)
+    except (OSError, DamagedError) as error:
+        aside.file(path, 0 if isinstance(error, IsADirectoryError) else size, error)
+        return None
+
+
+def _cut_tail(segment: Segment, at: int, aside: Aside) -> None:
+    """Find where the last whole record ends, and let the file end there."""
+    try:
+        end = at = min(at, segment.end)
+        while at < segment.end:
+            records, at, _ = segment.read(at, segment.end, _READ_BYTES)
+            if records:
+                end = at
+            else:
+                at = segment.skip(at, segment.end)
+        if not segment.is_end(end):
+            aside.tail(segment, end, segment.skip(end, segment.end))
+        segment.cut(end)
+    except OSError as error:
+        log.warning("spool cannot look for the end of file=%s error=%s", segment.path, error)
+
+
+def is_rest(segment: Segment, at: int) -> bool:
+    """Whether only what was written over follows, and no record of this segment. Raises OSError."""
+    return segment.is_end(at) and segment.skip(at, segment.end) == segment.end
