@@ -28,7 +28,14 @@ SLOW_PATH_S = 30.0
 
 
 class UnavailableError(TracegradError):
-    """Nothing is wrong with the request, but it is not stored: send it again later."""
+    """Nothing is wrong with the request, but it is not stored: send it again after `retry_after_s`.
+
+    `full`: there is no room for it; else something does not work at the moment.
+    """
+
+    def __init__(self, message: str, retry_after_s: float = 1.0, *, full: bool = False) -> None:
+        super().__init__(message)
+        self.retry_after_s, self.full = retry_after_s, full
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class Ingest:
             return
         if self.waiting_bytes + len(body) > WAITING_BYTES:
             log.warning("ingest full signal=%s waiting_bytes=%d", self.signal.name, self.waiting_bytes)
-            raise UnavailableError("the collector has too much to store at the moment: send it again")
+            raise UnavailableError("the collector has too much to store at the moment: send it again", full=True)
         request = _Waiting(body)
         self._queue.append(request)
         self.waiting_bytes += len(body)
