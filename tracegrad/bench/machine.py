@@ -103,6 +103,19 @@ def resident_bytes(pids: Collection[int]) -> int | None:
     return sum(int(stat[21]) for stat in stats) * os.sysconf("SC_PAGE_SIZE")
 
 
+def peak_resident_bytes(pids: Collection[int]) -> int | None:
+    """The most memory that each of these ever had, together; of one that has ended, nothing."""
+    if not LINUX:
+        return None
+    found = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in (PROC / str(pid) / "status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    found += int(line.split()[1]) << 10
+    return found
+
+
 def busy_s() -> float | None:
     """What all cores have computed since the machine was started, for anybody."""
     if not LINUX:

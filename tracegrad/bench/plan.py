@@ -18,7 +18,7 @@ class Plan:
 
     say: Callable[[str], None]
     base: Settings = field(default_factory=Settings)
-    """Whose `[sidecar]` is measured."""
+    """Whose `[sidecar]` and `[collector]` are measured."""
     repeats: int = 3
     seconds: float = 2.5
     """Of one phase."""
@@ -39,6 +39,8 @@ class Plan:
     peers: Mapping[str, str] = field(default_factory=dict)
     """The Python of the environment that has it, by name; without one, our own is looked at."""
     peer_calls: int = 500
+    spans: int = 32_768
+    """That a collector gets at once."""
 
     @staticmethod
     def quick(say: Callable[[str], None], base: Settings, peers: Mapping[str, str]) -> "Plan":
@@ -59,6 +61,7 @@ class Plan:
             stream_tokens=10,
             peers=peers,
             peer_calls=50,
+            spans=2_048,
         )
 
     def plain(self, concurrency: int) -> dict[str, Any]:

@@ -28,6 +28,7 @@ def command(
     calls: Annotated[int, typer.Option(min=100, help="Over how many calls the sidecar's memory is watched.")] = 20_000,
     repeats: Annotated[int, typer.Option(min=1, help="How often each load is measured.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long each load lasts.")] = 2.5,
+    spans: Annotated[int, typer.Option(min=1024, help="How many spans the collector gets at once.")] = 32_768,
     peer: Annotated[
         list[str] | None,
         typer.Option(help="Another proxy to measure too, and the Python of its environment.", metavar="NAME=PYTHON"),
@@ -36,7 +37,7 @@ def command(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how fast the parts are on this machine. Of a configuration, its sidecar section is measured."""
+    """Measure how fast the parts are on this machine. Of a configuration, its sections are measured."""
     from tracegrad.bench.parts import PARTS
 
     if not part:
@@ -65,7 +66,7 @@ def command(
         if quick:
             size = plan.Plan.quick(say, base, peers)
         else:
-            size = plan.Plan(say, base, repeats=repeats, seconds=seconds, calls=calls, peers=peers)
+            size = plan.Plan(say, base, repeats=repeats, seconds=seconds, calls=calls, spans=spans, peers=peers)
         outcomes = {name: run(size) for name, run in runs.items()}
     written = reports.write(report, outcomes) if report else None
     if as_json:
