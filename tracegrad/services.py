@@ -81,16 +81,14 @@ def services(settings: Settings, config: Path | None, engine: Engine | None) -> 
     tracegrad = (sys.executable, "-m", "tracegrad")
     collector, sidecar = settings.collector, settings.sidecar
     shared = as_environment(settings)
-    chosen = [
-        Service(
-            "collector",
-            (*tracegrad, "collector", *options),
-            shared,
-            collector.host,
-            (collector.otlp_http_port, collector.otlp_grpc_port, collector.clickhouse_port),
-            f"http://{collector.host}:{collector.clickhouse_port}/ping",
-        )
-    ]
+    otlp = (collector.otlp_http_port, collector.otlp_grpc_port)
+    if collector.server is None:
+        ports = (*otlp, collector.clickhouse_port)
+        ready = f"http://{collector.host}:{collector.clickhouse_port}/ping"
+    else:  # who wants SQL asks the server: that port stays closed
+        ports = otlp
+        ready = f"http{'s' if collector.tls_cert else ''}://{collector.host}:{collector.otlp_http_port}/healthz"
+    chosen = [Service("collector", (*tracegrad, "collector", *options), shared, collector.host, ports, ready)]
     if engine is not None:
         chosen.append(_vllm(settings, engine))
     return [
@@ -153,7 +151,9 @@ def as_environment(settings: Settings) -> dict[str, str]:
         for section in ("collector", "sidecar", "vllm")
         for name, value in getattr(settings, section).model_dump(include=PLACES).items()
     }
-    addresses = ("clickhouse", "otlp", "sidecar_url", "sidecar_admin_url")
+    addresses = ["clickhouse", "otlp", "sidecar_url", "sidecar_admin_url"]
+    if settings.collector.server is not None and "clickhouse" not in settings.model_fields_set:
+        addresses.remove("clickhouse")  # it may hold the store's password; each process finds it as this one did
     return values | {f"TRACEGRAD_{name}".upper(): getattr(settings, name) for name in addresses}
 
 
@@ -275,7 +275,7 @@ class Running:
 
 async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
     try:
-        async with session.get(url) as response:
+        async with session.get(url, ssl=False) as response:  # whether it is up, whoever vouches for its certificate
             return response.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False

@@ -91,6 +91,8 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _complete(self) -> "Settings":
+        if not self.clickhouse and (url := self.collector.readers_url()) is not None:
+            self.__dict__["clickhouse"] = url
         for name, (section, host_name, port) in _ADDRESSES.items():
             if not getattr(self, name):
                 chosen = getattr(self, section)

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from tracegrad.secret import Secret, one_secret
+from tracegrad.settings_store import StoreSettings
 
 DATA = Path(".tracegrad")
 
@@ -36,7 +37,7 @@ def _not_empty(value: object) -> object:
 Directory = Annotated[Path, BeforeValidator(_not_empty)]
 
 
-class CollectorSettings(Section):
+class CollectorSettings(StoreSettings, Section):
     """`[collector]`: the process that owns the store. `data` is the chDB directory.
 
     `tls_*` are of the OTLP ports. With `tls_client_ca`, senders need a certificate that it vouches for.
