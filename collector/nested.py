@@ -15,7 +15,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from collector.otlp_bytes import ARRAY, of_bytes
 from collector.signals import METRICS, Signal
-from collector.value_text import MAX_DEPTH, TooDeepError, json_string, text
+from collector.value_text import json_string, text
 from tracegrad.errors import TracegradError
 
 _VALUE = AnyValue.DESCRIPTOR.full_name
@@ -36,10 +36,6 @@ def flattened(signal: Signal, body: bytes) -> bytes:
             value.string_value = text(value)
     except DecodeError as error:
         raise MalformedError(f"the body is not an OTLP {signal.name} export request: {error}") from error
-    except TooDeepError as error:
-        raise MalformedError(
-            f"the body has an attribute of maps and lists nested more than {MAX_DEPTH} deep: make it flatter"
-        ) from error
     return bytes(request.SerializeToString()) if others else body
 
 

@@ -1,7 +1,8 @@
 """The text of an attribute value, to the byte what the OpenTelemetry Collector's ClickHouse exporter stores.
 
-That is `AsString` of Go's `pcommon.Value`: a scalar as it is, bytes as base64, an array or a map as JSON, without spaces and
-with `<` and `&` as they are, the keys of a map sorted, and of a key that is there twice the last value.
+That is `AsString` of Go's `pcommon.Value`: a scalar as it is, bytes as base64, an array or a map as JSON. It has no
+spaces, `<` and `&` as they are, the keys of a map sorted, and of a key that is there twice the last value. Only what is
+nested more than MAX_DEPTH deep is not written: a string says so in its place.
 """
 
 import base64
@@ -14,12 +15,9 @@ from typing import Any
 from collector.otlp_bytes import ARRAY, MAP
 
 MAX_DEPTH = 200
-"""Of arrays and maps in one another."""
+"""Of arrays and maps in one another: each level is copied once more, so that a hostile request must have an end."""
+TOO_DEEP = f'"tracegrad: nested more than {MAX_DEPTH} deep"'
 _ESCAPED = re.compile("[\u2028\u2029\udc80-\udcff]")
-
-
-class TooDeepError(ValueError):
-    """Arrays and maps are nested more than MAX_DEPTH deep."""
 
 
 class _NoJsonError(ValueError):
@@ -27,7 +25,7 @@ class _NoJsonError(ValueError):
 
 
 def text(value: Any) -> bytes:
-    """`value` is an AnyValue of otlp_bytes. Raises TooDeepError, and protobuf's DecodeError."""
+    """`value` is an AnyValue of otlp_bytes. Raises protobuf's DecodeError."""
     match value.WhichOneof("value"):
         case "string_value":
             return bytes(value.string_value)
@@ -46,7 +44,7 @@ def text(value: Any) -> bytes:
 def json_text(value: Any, depth: int = MAX_DEPTH) -> str:
     """As Go's encoding/json has it; no bytes at all are a nil slice there, and that is null."""
     if depth < 0:
-        raise TooDeepError
+        return TOO_DEEP
     written = "null"
     match value.WhichOneof("value"):
         case "string_value":
