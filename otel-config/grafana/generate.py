@@ -20,7 +20,7 @@ TIME_SERIES, TABLE = 0, 1
 
 @dataclass(frozen=True)
 class Panel:
-    """`query`: a file of `queries/`. `shape`: lines, bars (stacked), numbers, table, columns or histogram. `units`: of fields."""
+    """`query`: a file of `queries/`. `shape`: as `drawing` names it. `units`: of single fields."""
 
     query: str
     title: str
@@ -118,7 +118,7 @@ DASHBOARDS = {
                     "staleness_sampled",
                     "Versions behind, when calls were made",
                     "lines",
-                    about="Against the newest version that was published by then. More than 0 for long: a replica is not updated.",
+                    about="Against the newest version published by then. Above 0 for long: a replica is not updated.",
                 ),
                 Panel("staleness_versions", "Versions that are being sampled from", "table", width=24),
             ],
@@ -175,8 +175,8 @@ DASHBOARDS = {
                     "Spans and requests dropped, refused or lost",
                     "bars",
                     width=24,
-                    about="From the /metrics pages of sidecar and collector, where a Collector with otel-config/collector.yaml "
-                    "reads them. Empty otherwise; with it, empty is what you want.",
+                    about="From the /metrics pages of sidecar and collector, where an official Collector with "
+                    "otel-config/collector.yaml reads them. Empty otherwise; with it, empty is what you want.",
                 ),
             ],
         },

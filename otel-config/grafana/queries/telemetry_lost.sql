@@ -6,7 +6,7 @@ FROM
     SELECT
         TimeUnix AS at,
         concat(
-            replaceRegexpOne(MetricName, '^tracegrad_|_total$', ''), ' ',
+            replaceAll(replaceAll(MetricName, 'tracegrad_', ''), '_total', ''), ' ',
             arrayStringConcat(mapValues(Attributes), ' ')) AS series,
         Value AS total,
         Value - lagInFrame(Value, 1, Value) OVER (
