@@ -4,16 +4,15 @@ Invariants: a directory is open at most once, in this process or any other; a co
 a time. Opening one takes about 0.3 ms, so settings and temporary tables of one request never reach another.
 """
 
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
 
 import chdb
 
+from collector.directory_lock import hold
 from collector.store import UNKNOWN_CODE, Answer, StoreError, error_code, is_retryable, quote
 from tracegrad.errors import TracegradError
 
@@ -82,7 +81,7 @@ class Engine:
         if set("?&%") & set(path + str(CONFIG)):
             raise TracegradError(f"cannot keep a store in {path}: choose a --data path without ?, & and %")
         self.directory = directory.absolute()
-        self._lock = _lock(directory)
+        self._lock = hold(directory, "the store", "--data")
         self._address = f"{path}?config-file={CONFIG}&users_config={CONFIG}"
         try:
             self._root = self.connect()
@@ -116,29 +115,6 @@ class Engine:
         """Let another process open the directory. All connections must be closed."""
         self._root.close()
         self._lock.close()
-
-
-def _lock(directory: Path) -> IO[Any]:
-    """Hold the directory for this process: the engine's own lock would fail later and in several lines."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / "collector.lock").open("a+")
-    except OSError as error:
-        raise TracegradError(f"cannot keep a store in {directory}: {error.strerror}; choose another --data") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.seek(0)
-        holder = lock.read().strip() or "unknown"
-        lock.close()
-        raise TracegradError(
-            f"the store in {directory} is open in another collector (process {holder}): "
-            "stop it or choose another --data"
-        ) from error
-    lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
-    return lock
 
 
 @contextmanager

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 TABLE = "otel.schema_lock"
 STALE_S = 300
-WAIT_S = 900.0
+WAIT_S = 30.0
 POLL_S = 1.0
 TABLE_ALREADY_EXISTS = 57
 _HOLDER = re.compile(r"[0-9a-f]{32}")
