@@ -173,6 +173,9 @@ BYTES = Counter("request_bytes_total", "Bytes of acknowledged requests, as plain
 ACKNOWLEDGED = Histogram(
     "acknowledge_seconds", "From a request's head to its acknowledgement.", ("signal", "transport")
 )
+IN_FLIGHT = Gauge("requests_in_flight", "Export requests that have no answer yet.")
+HELD_BYTES = Gauge("held_bytes", "Memory that requests take from their first byte to their answer.")
+BAD_HTTP = Counter("bad_http_total", "What came to an HTTP port and was no HTTP.")
 
 # Spool and store.
 SPOOL_BYTES = Gauge("spool_bytes", "Acknowledged, on disk, and not yet in the store.", ("signal",))

@@ -1,131 +1,143 @@
-"""OTLP over HTTP: `POST /v1/traces` and `/v1/logs`, protobuf or JSON. 200 means: on disk.
+"""OTLP over HTTP: `POST /v1/traces`, `/v1/logs` and `/v1/metrics`, protobuf or JSON. 200 means: on disk.
 
-Errors are google.rpc.Status messages in the encoding of the request. 400 and 413 will not get better by sending again;
-429 and 503 will. Metrics are not stored, which their answer says, so that exporters need not be told to stop.
+Errors are google.rpc.Status messages in the encoding of the request. 429 and 503 will get better by sending again, and
+their Retry-After says when; all others will not. `/healthz` says that the process lives, `/readyz` that it takes
+exports, `/metrics` what it did; the last asks for the token too.
 """
 
 import asyncio
-import logging
-from dataclasses import dataclass
+import functools
+import math
 
 import orjson
 from aiohttp import web
 from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import DecodeError, Message
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-    ExportMetricsServiceResponse,
-)
+from google.protobuf.message import Message
 
-from collector.compression import EncodingError, TooLargeError, UnknownEncodingError, decompress
+from collector import metrics
+from collector.compression import EncodingError, TooLargeError, decompress
 from collector.guard import same_site
-from collector.ingest import WAITING_BYTES, Ingest, UnavailableError
-from collector.nested import MalformedError
 from collector.otlp_json import to_protobuf
-
-log = logging.getLogger(__name__)
+from collector.receiver import Held, Reason, Receiver, RefusedError
+from collector.rpc_status import INVALID_ARGUMENT, NOT_FOUND, status_message
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 ENCODINGS = ("", "identity", "gzip", "deflate", "zstd")
-MAX_BODY_BYTES = 64 << 20
 THREAD_BYTES = 1 << 18
 """Bodies larger than this are decompressed in a thread: the event loop has others to serve."""
 
-# google.rpc.Code
-INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE = 3, 8, 14
-
-
-@dataclass(frozen=True)
-class _RefusedError(Exception):
-    http_status: int
-    code: int
-    message: str
+STATUS: dict[Reason, int] = {
+    "malformed": 400,
+    "unauthenticated": 401,
+    "too_large": 413,
+    "unsupported": 415,
+    "full": 429,
+}
+"""Whatever else stands in the way goes away by itself: 503."""
 
 
 class OtlpHttp:
-    """The routes. What is being read and what waits to be stored share one bound, `WAITING_BYTES` for each signal."""
+    """The routes."""
 
-    def __init__(self, traces: Ingest, logs: Ingest) -> None:
-        self._ingests = {"/v1/traces": traces, "/v1/logs": logs}
-        self._reading_bytes = 0
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._json = asyncio.Lock()
+        """JSON takes ten times its size while it is converted: one body at a time."""
 
     def application(self, host: str) -> web.Application:
         """The application that serves them on `host`."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[same_site(host)])
+        app = web.Application(middlewares=[same_site(host)])
+        for signal in self._receiver.stores:
+            app.router.add_post(f"/v1/{signal}", functools.partial(self._export, signal))
         app.router.add_get("/healthz", self._health)
-        app.router.add_post("/v1/metrics", self._metrics)
-        for path in self._ingests:
-            app.router.add_post(path, self._export)
+        app.router.add_get("/readyz", self._ready)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/{other:.*}", self._no_such_path)
         return app
+
+    async def _export(self, signal: str, request: web.Request) -> web.Response:
+        try:
+            answer = await self._receiver.export(
+                signal, "http", _authorization(request), functools.partial(self._read, signal, request)
+            )
+        except RefusedError as error:
+            return _refusal(request, error)
+        return _answer(request, answer)
+
+    async def _read(self, signal: str, request: web.Request, held: Held) -> bytes:
+        """The body as plain protobuf. Raises RefusedError and MalformedError."""
+        if request.content_type not in (PROTOBUF, JSON):
+            raise _unsupported(f"content type {request.content_type} is not taken: send {PROTOBUF} or {JSON}")
+        encoding = request.headers.get("Content-Encoding", "").strip().lower()
+        if encoding not in ENCODINGS:
+            raise _unsupported(f"content encoding {encoding} is not taken: send gzip, deflate, zstd or none")
+        body = await self._plain(encoding, await self._raw(request, held), held)
+        if request.content_type != JSON:
+            return body
+        async with self._json:
+            return await asyncio.to_thread(to_protobuf, self._receiver.stores[signal].signal, body)
+
+    async def _raw(self, request: web.Request, held: Held) -> bytes:
+        limit = self._receiver.max_body_bytes
+        known = request.content_length
+        if known is not None:
+            if known > limit:
+                raise self._receiver.too_large()
+            held.hold(known)
+        pieces, size = [], 0
+        async for piece in request.content.iter_any():
+            size += len(piece)
+            if size > limit:
+                raise self._receiver.too_large()
+            if known is None:
+                held.hold(len(piece))
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    async def _plain(self, encoding: str, raw: bytes, held: Held) -> bytes:
+        if encoding in ("", "identity"):
+            return raw
+        limit = self._receiver.max_body_bytes
+        try:
+            if len(raw) < THREAD_BYTES:
+                plain = decompress(encoding, raw, limit)
+            else:
+                plain = await asyncio.to_thread(decompress, encoding, raw, limit)
+        except TooLargeError:
+            raise self._receiver.too_large() from None
+        except EncodingError as error:
+            raise RefusedError("malformed", INVALID_ARGUMENT, str(error)) from error
+        held.hold(len(plain))
+        return plain
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
-    async def _export(self, request: web.Request) -> web.Response:
-        ingest = self._ingests[request.path]
-        try:
-            body = await self._body(request)
-            if request.content_type == JSON:
-                body = await asyncio.to_thread(to_protobuf, ingest.signal, body)
-            await ingest.store(body)
-        except MalformedError as error:
-            return _refusal(request, _RefusedError(400, INVALID_ARGUMENT, str(error)))
-        except UnavailableError as error:
-            return _refusal(request, _RefusedError(503, UNAVAILABLE, str(error)))
-        except _RefusedError as error:
-            return _refusal(request, error)
-        return _answer(request, ingest.signal.response())
+    async def _ready(self, _: web.Request) -> web.Response:
+        problem = self._receiver.problem
+        if problem is None:
+            return web.json_response({"status": "ready"})
+        return web.json_response({"status": "not ready", "reason": problem}, status=503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        metrics = ExportMetricsServiceRequest()
         try:
-            body = await self._body(request)
-            if request.content_type != JSON:
-                metrics.ParseFromString(body)
-        except DecodeError as error:
-            return _refusal(
-                request, _RefusedError(400, INVALID_ARGUMENT, f"the body is not an OTLP metrics request: {error}")
-            )
-        except _RefusedError as error:
+            self._receiver.authorise(_authorization(request))
+        except RefusedError as error:
             return _refusal(request, error)
-        answer = ExportMetricsServiceResponse()
-        answer.partial_success.error_message = "metrics are not stored here: set OTEL_METRICS_EXPORTER=none"
-        answer.partial_success.rejected_data_points = _count_points(metrics)
-        return _answer(request, answer)
+        return web.Response(body=metrics.render().encode(), headers={"Content-Type": metrics.CONTENT_TYPE})
 
-    async def _body(self, request: web.Request) -> bytes:
-        """The plain body. Raises _RefusedError."""
-        if request.content_type not in (PROTOBUF, JSON):
-            raise _RefusedError(
-                415, INVALID_ARGUMENT, f"content type {request.content_type} is not taken: send {PROTOBUF} or {JSON}"
-            )
-        encoding = request.headers.get("Content-Encoding", "").strip().lower()
-        if encoding not in ENCODINGS:
-            raise _RefusedError(415, INVALID_ARGUMENT, f"content encoding {encoding} is not taken: send gzip or none")
-        too_large = _RefusedError(
-            413, INVALID_ARGUMENT, f"the body is larger than {MAX_BODY_BYTES} bytes: send less at once"
-        )
-        size = request.content_length if request.content_length is not None else MAX_BODY_BYTES
-        if size > MAX_BODY_BYTES:
-            raise too_large
-        if self._reading_bytes + size > WAITING_BYTES:
-            raise _RefusedError(
-                503, RESOURCE_EXHAUSTED, "the collector is reading too much at the moment: send it again"
-            )
-        self._reading_bytes += size
-        try:
-            raw = await request.read()
-            if encoding in ("", "identity"):
-                return raw
-            if len(raw) < THREAD_BYTES:
-                return decompress(encoding, raw, MAX_BODY_BYTES)
-            return await asyncio.to_thread(decompress, encoding, raw, MAX_BODY_BYTES)
-        except (TooLargeError, web.HTTPRequestEntityTooLarge):
-            raise too_large from None
-        except (EncodingError, UnknownEncodingError) as error:
-            raise _RefusedError(400, INVALID_ARGUMENT, str(error)) from error
-        finally:
-            self._reading_bytes -= size
+    async def _no_such_path(self, request: web.Request) -> web.Response:
+        taken = ", ".join(f"/v1/{signal}" for signal in self._receiver.stores)
+        message = f"nothing is taken at {request.path[:200]}: OTLP/HTTP has {taken}, below OTEL_EXPORTER_OTLP_ENDPOINT"
+        return _status(request, 404, status_message(NOT_FOUND, message), {"code": NOT_FOUND, "message": message}, {})
+
+
+def _authorization(request: web.Request) -> str:
+    return request.headers.get("Authorization", "")
+
+
+def _unsupported(message: str) -> RefusedError:
+    return RefusedError("unsupported", INVALID_ARGUMENT, message)
 
 
 def _answer(request: web.Request, message: Message) -> web.Response:
@@ -134,31 +146,23 @@ def _answer(request: web.Request, message: Message) -> web.Response:
     return web.Response(body=message.SerializeToString(), content_type=PROTOBUF)
 
 
-def _refusal(request: web.Request, error: _RefusedError) -> web.Response:
-    log.warning("otlp refused path=%s status=%d reason=%s", request.path, error.http_status, error.message)
-    headers = {"Retry-After": "1"} if error.http_status == 503 else {}
-    if error.http_status == 415:
+def _refusal(request: web.Request, error: RefusedError) -> web.Response:
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if error.reason == "unsupported":
         headers["Accept-Encoding"] = "gzip, deflate, zstd, identity"
+    if error.reason == "unauthenticated":
+        headers["WWW-Authenticate"] = "Bearer"
+    message = status_message(error.code, error.message)
+    return _status(
+        request, STATUS.get(error.reason, 503), message, {"code": error.code, "message": error.message}, headers
+    )
+
+
+def _status(
+    request: web.Request, status: int, encoded: bytes, content: dict[str, int | str], headers: dict[str, str]
+) -> web.Response:
     if request.content_type == JSON:
-        body = orjson.dumps({"code": error.code, "message": error.message})
-        return web.Response(status=error.http_status, body=body, content_type=JSON, headers=headers)
-    return web.Response(
-        status=error.http_status, body=status_message(error.code, error.message), content_type=PROTOBUF, headers=headers
-    )
-
-
-def status_message(code: int, message: str) -> bytes:
-    """A google.rpc.Status (int32 code = 1; string message = 2), without depending on its package for two fields."""
-    text = message.encode()[:1000]
-    length = bytes([len(text) & 0x7F | 0x80, len(text) >> 7]) if len(text) > 0x7F else bytes([len(text)])
-    return b"\x08" + bytes([code]) + b"\x12" + length + text
-
-
-def _count_points(request: ExportMetricsServiceRequest) -> int:
-    return sum(
-        len(getattr(metric, kind).data_points)
-        for resource in request.resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-        if (kind := metric.WhichOneof("data")) is not None
-    )
+        return web.Response(status=status, body=orjson.dumps(content), content_type=JSON, headers=headers)
+    return web.Response(status=status, body=encoded, content_type=PROTOBUF, headers=headers)
