@@ -1,5 +1,6 @@
 """A real collector process, and what sends to it and asks it."""
 
+import json
 import re
 import subprocess
 import sys
@@ -48,6 +49,13 @@ class Collector:
     otlp: str
     clickhouse: str
 
+    @property
+    def grpc(self) -> str:
+        """Host and port of OTLP/gRPC."""
+        found = re.search(r"otlp_grpc=https?://(\S+)", self.log.read_text())
+        assert found is not None
+        return found[1]
+
     def send(self, request: Message) -> Reply:
         """Export traces or logs, as the type of the request says."""
         path = "/v1/traces" if hasattr(request, "resource_spans") else "/v1/logs"
@@ -72,11 +80,11 @@ def command(data: Path, *options: str) -> list[str]:
 
 
 @contextmanager
-def running(data: Path) -> Iterator[Collector]:
+def running(data: Path, *options: str) -> Iterator[Collector]:
     """A collector on `data`, until the end of the block; stopped hard if it is still there then."""
     log = data.with_suffix(".log")
     with log.open("wb") as stderr:
-        process = subprocess.Popen(command(data), stderr=stderr)
+        process = subprocess.Popen(command(data, *options), stderr=stderr)
     try:
         deadline = time.monotonic() + READY_S
         while (ready := re.search(r"collector ready otlp_http=(\S+) clickhouse=(\S+)", log.read_text())) is None:
@@ -97,8 +105,8 @@ def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collector]:
 
 
 @pytest.fixture
-def start() -> Callable[[Path], Any]:
-    """A context manager that runs a collector on a directory."""
+def start() -> Callable[..., Any]:
+    """A context manager that runs a collector on a directory, with further options."""
     return running
 
 
@@ -112,3 +120,31 @@ def fetch() -> Callable[..., Reply]:
 def command_line() -> Callable[..., list[str]]:
     """`command`: the collector's command line for a directory."""
     return command
+
+
+@pytest.fixture
+def send(collector: Collector) -> Callable[[str, Any], None]:
+    """Export a request of the signal of this name; it must be acknowledged."""
+
+    def export(signal: str, request: Any) -> None:
+        reply = http(
+            f"{collector.otlp}/v1/{signal}", request.SerializeToString(), content_type="application/x-protobuf"
+        )
+        assert reply.status == 200, reply.body
+
+    return export
+
+
+@pytest.fixture
+def rows(collector: Collector) -> Callable[[str, int], list[dict[str, Any]]]:
+    """The rows of a query, once there are as many as there must be."""
+
+    def read(query: str, count: int) -> list[dict[str, Any]]:
+        deadline = time.monotonic() + READY_S
+        while len(lines := collector.sql(query + " FORMAT JSONEachRow").splitlines()) < count:
+            assert time.monotonic() < deadline, f"{len(lines)} of {count} rows: {query}"
+            time.sleep(0.05)
+        assert len(lines) == count
+        return [json.loads(line) for line in lines]
+
+    return read
