@@ -11,6 +11,7 @@ import math
 
 import orjson
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
@@ -85,13 +86,16 @@ class OtlpHttp:
                 raise self._receiver.too_large()
             held.hold(known)
         pieces, size = [], 0
-        async for piece in request.content.iter_any():
-            size += len(piece)
-            if size > limit:
-                raise self._receiver.too_large()
-            if known is None:
-                held.hold(len(piece))
-            pieces.append(piece)
+        try:
+            async for piece in request.content.iter_any():
+                size += len(piece)
+                if size > limit:
+                    raise self._receiver.too_large()
+                if known is None:
+                    held.hold(len(piece))
+                pieces.append(piece)
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            raise RefusedError("malformed", INVALID_ARGUMENT, "the body breaks the rules of HTTP") from error
         return b"".join(pieces)
 
     async def _plain(self, encoding: str, raw: bytes, held: Held) -> bytes:

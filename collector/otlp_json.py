@@ -1,6 +1,7 @@
 """OTLP's JSON form, as protobuf. It is protobuf's JSON mapping, but for trace and span ids, which are hex."""
 
 import base64
+import json
 from typing import Any
 
 import orjson
@@ -18,28 +19,38 @@ def to_protobuf(signal: Signal, body: bytes) -> bytes:
     """The same request as protobuf. Raises MalformedError."""
     request = signal.request()
     try:
-        content = orjson.loads(body)
+        content = _content(body)
         if not isinstance(content, dict):
             raise ParseError("it is not an object")  # noqa: TRY301 - one place says what was wrong
-        ParseDict(_base64_ids(content, MAX_DEPTH), request, ignore_unknown_fields=True)
-    except (orjson.JSONDecodeError, ParseError, ValueError) as error:
+        _set_base64_ids(content, MAX_DEPTH)
+        ParseDict(content, request, ignore_unknown_fields=True)
+    except (ParseError, ValueError, RecursionError) as error:
         raise MalformedError(f"the body is not an OTLP {signal.name} export request in JSON: {error!s:.500}") from error
     plain: bytes = request.SerializeToString()
     return plain
 
 
-def _base64_ids(value: Any, depth: int) -> Any:
-    """`value` with its ids in base64. Raises ValueError where it is nested more than `depth` deep."""
+def _content(body: bytes) -> Any:
+    """What the JSON says. Half a character (text that was cut in an emoji, as JavaScript does) becomes U+FFFD."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        text = json.dumps(json.loads(body.decode(errors="replace")), ensure_ascii=False)
+        return orjson.loads(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+
+
+def _set_base64_ids(value: Any, depth: int) -> None:
+    """Put ids into base64, in place. Raises ValueError where `value` is nested more than `depth` deep."""
     if depth < 0:
         raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
     match value:
         case dict():
-            return {
-                key: base64.b64encode(bytes.fromhex(item)).decode()
-                if key in IDS and isinstance(item, str)
-                else _base64_ids(item, depth - 1)
-                for key, item in value.items()
-            }
+            for key, item in value.items():
+                if key in IDS and isinstance(item, str):
+                    value[key] = base64.b64encode(bytes.fromhex(item)).decode()
+                elif isinstance(item, dict | list):
+                    _set_base64_ids(item, depth - 1)
         case list():
-            return [_base64_ids(item, depth - 1) for item in value]
-    return value
+            for item in value:
+                if isinstance(item, dict | list):
+                    _set_base64_ids(item, depth - 1)

@@ -16,6 +16,7 @@ from aiohttp import web
 from collector.clickhouse_http import ClickHouseHttp
 from collector.engine import Engine
 from collector.guard import is_loopback
+from collector.http_limits import LINGER_S, ServerLog
 from collector.ingest import Ingest
 from collector.migrations import migrate
 from collector.otlp_grpc import OtlpGrpc
@@ -87,4 +88,12 @@ async def _serve(engine: Engine, ports: Ports, token: str | None, tls: Tls | Non
 
 def _runner(app: web.Application, **options: Any) -> web.AppRunner:
     # Bodies stay compressed until their handler, which knows how large they may become.
-    return web.AppRunner(app, access_log=None, auto_decompress=False, shutdown_timeout=2 * FINISH_S, **options)
+    return web.AppRunner(
+        app,
+        access_log=None,
+        logger=ServerLog(),
+        auto_decompress=False,
+        lingering_time=LINGER_S,
+        shutdown_timeout=2 * FINISH_S,
+        **options,
+    )
