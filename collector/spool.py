@@ -6,6 +6,7 @@ in the store; nothing found on disk, however damaged, is an error: what is whole
 counted and logged. Methods may be called from any thread; only one thread at a time reads.
 """
 
+import contextlib
 import errno
 import logging
 import os
@@ -13,15 +14,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from collector.spool_aside import Aside, Losses
+from collector.spool_aside import Aside
+from collector.spool_batch import Batch, Figures, SpoolFullError
 from collector.spool_cache import Cache, Held
-from collector.spool_cursor import MAX_BEGUN, Cursor, Position, Progress, after
+from collector.spool_cursor import Position
+from collector.spool_ledger import Ledger
 from collector.spool_recovery import SPARE, discard, is_rest, recover
-from collector.spool_segment import HEAD, START, Record, Segment
+from collector.spool_segment import HEAD, Record, Segment
 
 log = logging.getLogger(__name__)
 
@@ -31,45 +34,6 @@ ASIDE_BYTES = 256 << 20
 Fsync = Literal["always", "interval", "off"]
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN}
 """Errors of reading that say nothing about the file."""
-
-
-class SpoolFullError(Exception):
-    """The requests would exceed the limit: none of them is in."""
-
-
-@dataclass(eq=False)
-class Batch:
-    """Requests that follow one another in one segment; never none.
-
-    `name` says which, and nothing else ever has it. `in_doubt`: an earlier process may have stored some or all of them;
-    what it had begun is read again as the same batch, unless it is damaged since.
-    """
-
-    name: str
-    records: Sequence[Record]
-    start: Position
-    end: Position
-    put_ns: int
-    """When the first was appended, since the epoch."""
-    in_doubt: bool
-    finished: bool = False
-
-    @property
-    def size(self) -> int:
-        """Bytes of the requests, without what surrounds them."""
-        return sum(map(len, self.records))
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What is waiting is what is not done. `waiting_records` leaves out what earlier processes left and is not read."""
-
-    waiting_bytes: int
-    waiting_records: int
-    in_doubt_bytes: int
-    oldest_age_s: float
-    segments: int
-    losses: Losses
 
 
 class Spool:
@@ -92,7 +56,7 @@ class Spool:
         self._directory = directory
         self._max_bytes = max_bytes
         self._fsync = fsync
-        self._segment_bytes = min(segment_bytes, max(max_bytes // 4, START + HEAD))
+        self._segment_bytes = min(segment_bytes, max(max_bytes // 4, HEAD))
         self._aside = Aside(directory, ASIDE_BYTES)
         self._lock = threading.RLock()
         self._sync_lock = threading.Lock()
@@ -100,46 +64,34 @@ class Spool:
         self._spare = directory / SPARE
         self._has_spare = self._spare.is_file()
         self._current: Segment | None = None
-        self._open: deque[Batch] = deque()
-        """Read and not done, in order; damaged stretches among them, finished from the start."""
         self._waiting_records = 0
         self._unsynced: set[Segment] = set()
         self._directory_changed = False
         self._closed = False
-        self._cursor = Cursor(directory / "cursor")
+        self._ledger = Ledger(directory / "cursor")
         try:
             self._inherit()
         except BaseException:
-            self._cursor.close()
+            self._ledger.abandon()
             raise
 
     def _inherit(self) -> None:
-        before = self._cursor.before
-        self._progress = before or Progress()
-        left = recover(self._directory, self._progress.done, self._aside)
+        ledger = self._ledger
+        left = recover(self._directory, ledger.done, self._aside)
         self._segments = deque(left.segments)
-        self._number = self._inherited = max(left.highest, self._progress.done.segment, self._progress.doubt.segment)
-        self._read = self._progress.done
-        last = Position(left.segments[-1].number, left.segments[-1].end) if left.segments else self._read
-        if before is None or not self._cursor.trusted:
-            self._progress = replace(self._progress, doubt=max(last, self._progress.done))
-        self._waiting_bytes = sum(segment.end - self._start(segment) for segment in self._segments)
-        self._cursor.write(self._progress)
-        if self._fsync != "off":
-            self._cursor.sync()
-        if self._segments:
+        self._number = self._inherited = max(left.highest, ledger.doubt.segment, ledger.done.segment)
+        self._read = ledger.done
+        last = left.segments[-1] if left.segments else None
+        ledger.inherit(Position(last.number, last.end) if last else self._read, sync=self._fsync != "off")
+        self._waiting_bytes = sum(segment.end - ledger.start(segment) for segment in self._segments)
+        if last:
             log.info(
                 "spool inherited directory=%s bytes=%d segments=%d in_doubt_bytes=%d",
                 self._directory,
                 self._waiting_bytes,
                 len(self._segments),
-                self._in_doubt_bytes(),
+                ledger.in_doubt_bytes(self._segments),
             )
-
-    def _start(self, segment: Segment) -> int:
-        """Where what is not done begins in it."""
-        done = self._progress.done
-        return done.offset if segment.number == done.segment else START
 
     def append(self, bodies: Sequence[bytes]) -> Position:
         """Write requests, all or none; where they end.
@@ -151,7 +103,7 @@ class Spool:
             if self._waiting_bytes + size > self._max_bytes:
                 raise SpoolFullError
             segment = self._current
-            if segment is None or (segment.end + size > self._segment_bytes and segment.end > START):
+            if segment is None or (segment.end + size > self._segment_bytes and segment.end):
                 segment = self._next()
             start, now = segment.end, time.time_ns()
             ends = [Position(segment.number, end) for end in segment.append(bodies, now)]
@@ -197,7 +149,7 @@ class Spool:
         self._number = segment.number
         self._segments.append(segment)
         self._current = segment
-        self._directory_changed = True
+        self._directory_changed = self._fsync != "off"
         return segment
 
     def _seal(self) -> None:
@@ -222,7 +174,8 @@ class Spool:
                 start = self._read
                 if held := self._cache.take(start, limit_bytes):
                     return self._took(segment, held[-1].end.offset, [one.body for one in held], held[0].put_ns)
-                stop, limit = self._stop(segment, limit_bytes)
+                stop, limit = self._ledger.stop(segment, start, limit_bytes)
+                stop = self._cache.stop(start, stop)
             try:
                 records, end, put_ns = segment.read(start.offset, stop, limit)
                 if not records:
@@ -241,29 +194,18 @@ class Spool:
     def _unread(self) -> Segment | None:
         """The segment that is read next, from `_read` on."""
         for segment in self._segments:
-            if segment.number > self._read.segment and segment.end > START:
-                self._read = Position(segment.number, START)
+            if segment.number > self._read.segment and segment.end:
+                self._read = Position(segment.number, 0)
                 return segment
             if segment.number == self._read.segment and segment.end > self._read.offset:
                 return segment
         return None
 
-    def _stop(self, segment: Segment, limit_bytes: int) -> tuple[int, int]:
-        """Where the batch that is read next ends at the latest, and its limit: what was begun is the same again."""
-        progress, at = self._progress, self._read
-        begun = [end.offset for end in progress.begun if end > at and end.segment == segment.number]
-        if begun:
-            stop = min(begun[0], segment.end)
-            return stop, stop - at.offset
-        in_doubt = progress.doubt > at and progress.doubt.segment == segment.number
-        stop = progress.doubt.offset if in_doubt else segment.end
-        return self._cache.stop(at, min(stop, segment.end)), limit_bytes
-
     def _took(self, segment: Segment, end: int, records: Sequence[Record], put_ns: int) -> Batch:
         start, self._read = self._read, Position(segment.number, end)
         name = f"{segment.number}-{segment.seed:016x}-{start.offset}-{end}"
-        batch = Batch(name, records, start, self._read, put_ns, start < self._progress.doubt)
-        self._open.append(batch)
+        batch = Batch(name, records, start, self._read, put_ns, start < self._ledger.doubt)
+        self._ledger.read(batch)
         if segment.number <= self._inherited:
             self._waiting_records += len(records)
         return batch
@@ -273,10 +215,13 @@ class Spool:
         if stop == segment.end and is_rest(segment, at):
             return stop
         end = segment.skip(at, stop)
-        self._aside.stretch(segment, at, end)
+        if at == 0 and end == segment.end:
+            self._lose(segment, at, "no whole record is in it")
+        else:
+            self._aside.stretch(segment, at, end)
         return end
 
-    def _lose(self, segment: Segment, at: int, error: OSError) -> None:
+    def _lose(self, segment: Segment, at: int, error: object) -> None:
         with self._lock:
             if segment is self._current:
                 self._current = None
@@ -287,27 +232,14 @@ class Spool:
     def begin(self, batch: Batch) -> None:
         """From now on the store may have some of `batch`. Raises OSError: then it must not be stored yet."""
         with self._lock:
-            begun = tuple(sorted({*self._progress.begun, batch.end}))
-            if len(begun) > MAX_BEGUN:
-                raise ValueError(f"more than {MAX_BEGUN} batches are begun and not done")
-            progress = replace(self._progress, begun=begun, doubt=max(batch.end, self._progress.doubt))
-            if progress != self._progress:
-                self._cursor.write(progress)
-                self._progress = progress
+            self._ledger.begin(batch)
 
     def done(self, batch: Batch) -> None:
         """The store has all of `batch`, or `reject` has: it is not kept any more once those before it are done too."""
         with self._lock:
-            batch.finished = True
-            while self._open and self._open[0].finished:
-                first = self._open.popleft()
-                self._progress = after(self._progress, first.end)
-                self._waiting_bytes -= first.end.offset - first.start.offset
-                self._waiting_records -= len(first.records)
-            try:
-                self._cursor.write(self._progress)
-            except OSError as error:  # at worst it is compared with what the store has after a restart
-                log.warning("spool cannot note progress directory=%s error=%s", self._directory, error)
+            for finished in self._ledger.finish(batch):
+                self._waiting_bytes -= finished.end.offset - finished.start.offset
+                self._waiting_records -= len(finished.records)
             garbage = [segment for segment in self._finished() if not self._becomes_spare(segment)]
         for segment in garbage:
             discard(segment)
@@ -321,7 +253,7 @@ class Spool:
         finished = []
         while self._segments and self._segments[0] is not self._current:
             first = self._segments[0]
-            if first.end > START and Position(first.number, first.end) > self._progress.done:
+            if first.end and Position(first.number, first.end) > self._ledger.done:
                 break
             finished.append(self._segments.popleft())
             self._unsynced.discard(first)
@@ -345,30 +277,20 @@ class Spool:
             return Figures(
                 self._waiting_bytes,
                 self._waiting_records,
-                self._in_doubt_bytes(),
+                self._ledger.in_doubt_bytes(self._segments),
                 self._oldest_age_s(),
                 len(self._segments),
                 replace(self._aside.losses),
             )
 
-    def _in_doubt_bytes(self) -> int:
-        doubt = self._progress.doubt
-        return sum(
-            max(0, (doubt.offset if segment.number == doubt.segment else segment.end) - self._start(segment))
-            for segment in self._segments
-            if segment.number <= doubt.segment
-        )
-
     def _oldest_age_s(self) -> float:
         if not self._waiting_bytes:
             return 0.0
-        put_ns = self._open[0].put_ns if self._open else 0
-        segment = None if put_ns else self._unread()
-        if segment is not None:
-            try:
+        oldest = self._ledger.oldest
+        put_ns = oldest.put_ns if oldest else 0
+        if not put_ns and (segment := self._unread()):
+            with contextlib.suppress(OSError):
                 put_ns = segment.put_ns(self._read.offset)
-            except OSError:
-                put_ns = segment.begun_ns
         return max(0.0, (time.time_ns() - put_ns) / 1e9) if put_ns else 0.0
 
     def close(self) -> None:
@@ -378,18 +300,15 @@ class Spool:
                 return
             self._closed = True
             self._seal()
+            sync = self._fsync != "off"
             try:
-                if self._fsync != "off":
-                    for segment in self._unsynced:
-                        os.fsync(segment.opened())
-                self._cursor.write(self._progress, closed=True)
-                if self._fsync != "off":
-                    self._cursor.sync()
+                for segment in self._unsynced if sync else ():
+                    os.fsync(segment.opened())
             except OSError as error:
-                log.warning("spool cannot be closed well directory=%s error=%s", self._directory, error)
+                log.warning("spool cannot sync directory=%s error=%s", self._directory, error)
+            self._ledger.close(sync=sync)
             for segment in self._finished():
                 discard(segment)
             for segment in self._segments:
                 segment.close()
             self._spare.unlink(missing_ok=True)
-            self._cursor.close()

@@ -15,9 +15,6 @@ from collector.spool_segment import Record, Segment
 
 log = logging.getLogger(__name__)
 
-STRETCH_BYTES = 1 << 20
-"""So much is kept of a stretch whose length only the end of the file tells: the rest may be what was written over."""
-
 
 @dataclass
 class Losses:
@@ -82,8 +79,8 @@ class Aside:
 
     def _keep_stretch(self, segment: Segment, at: int, stop: int) -> Path | None:
         try:
-            kept = self._directory("damaged") / f"{segment.path.stem}-{segment.seed:016x}-{at}"
-            self._put(kept, segment.bytes_at(at, min(stop, at + STRETCH_BYTES)))
+            kept = self._directory("damaged") / f"{segment.path.stem}-{at}"
+            self._put(kept, segment.bytes_at(at, stop))
         except OSError as error:
             log.warning("spool cannot set aside file=%s from=%d error=%s", segment.path, at, error)
             return None
@@ -105,10 +102,10 @@ class Aside:
 
     def _bound(self, directory: Path, newest: Path) -> None:
         stats = sorted(
-            ((path, path.stat()) for path in directory.iterdir() if path.is_file() and path != newest),
+            ((path, path.lstat()) for path in directory.iterdir() if path.is_file() and path != newest),
             key=lambda entry: entry[1].st_mtime_ns,
         )
-        size = sum(stat.st_size for _, stat in stats) + newest.stat().st_size
+        size = sum(stat.st_size for _, stat in stats) + newest.lstat().st_size
         for path, stat in stats:
             if size <= self.limit_bytes:
                 break

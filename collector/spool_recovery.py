@@ -5,18 +5,16 @@ process: its tail is cut here; other damage shows when the file is read.
 """
 
 import logging
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from collector.spool_aside import Aside
 from collector.spool_cursor import Position
-from collector.spool_segment import START, SUFFIX, DamagedError, Segment
+from collector.spool_segment import SUFFIX, Segment, number_of
 
 log = logging.getLogger(__name__)
 
 SPARE = "spare"
-_NAME = re.compile(r"(\d{16})" + re.escape(SUFFIX))
 _READ_BYTES = 16 << 20
 
 
@@ -32,15 +30,18 @@ def recover(directory: Path, done: Position, aside: Aside) -> Left:
     """Raises OSError when the directory cannot be read."""
     numbered = {}
     for path in sorted(directory.iterdir()):
-        if match := _NAME.fullmatch(path.name):
-            numbered[int(match[1])] = path
+        number = number_of(path)
+        if number in numbered:
+            aside.file(path, path.lstat().st_size, "another file has its number")
+        elif number is not None:
+            numbered[number] = path
         elif path.suffix == SUFFIX:
             log.warning("spool foreign file=%s: not read", path)
     segments = []
     for number, path in numbered.items():
-        segment = _inherited(path, number, done, aside)
+        segment = _inherited(path, number < done.segment, aside)
         if segment is not None:
-            start = done.offset if number == done.segment else START
+            start = done.offset if number == done.segment else 0
             if number == max(numbered):
                 _cut_tail(segment, start, aside)
             if segment.end > start:
@@ -59,16 +60,16 @@ def discard(segment: Segment) -> None:
         log.warning("spool cannot delete file=%s error=%s", segment.path, error)
 
 
-def _inherited(path: Path, number: int, done: Position, aside: Aside) -> Segment | None:
+def _inherited(path: Path, is_done: bool, aside: Aside) -> Segment | None:
     try:
-        size = path.stat().st_size
-        if not size or number < done.segment:
-            path.unlink()
-            return None
-        return Segment.inherit(path, number)
-    except (OSError, DamagedError) as error:
-        aside.file(path, 0 if isinstance(error, IsADirectoryError) else size, error)
+        segment = Segment.inherit(path)
+    except OSError as error:
+        aside.file(path, 0, error)
         return None
+    if is_done:
+        discard(segment)
+        return None
+    return segment
 
 
 def _cut_tail(segment: Segment, at: int, aside: Aside) -> None:

@@ -1,47 +1,40 @@
-"""One file of the spool: a header, then records one after another, then zeros or the end of the file.
+"""One file of the spool: records one after another, then zeros or the end of the file.
 
 Invariants: a record counts only if its checksums hold, the one of its head and the one of its body, so what a crash or
-a bad disk left half-written is recognised. Every file has a random seed that all its checksums begin with: a file can
-be written over, which is much cheaper than writing a new one, without an old record ever being taken for a new one, and
-nobody who sends records can forge the head of one. A record whose head holds says where the next one begins.
+a bad disk left half-written is recognised. Every file has a random seed, in its name, that all its checksums begin
+with: a file can be written over, which is much cheaper than writing a new one, without an old record ever being taken
+for a new one, and nobody who sends records can forge the head of one. A record whose head holds says where the next one
+begins.
 """
 
 import contextlib
 import errno
 import itertools
-import logging
 import os
+import re
 import secrets
 import struct
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 
 from xxhash import xxh3_64_intdigest as checksum
 
-log = logging.getLogger(__name__)
-
 SUFFIX = ".segment"
-MAGIC = b"TGOTLP01"
-_HEADER = struct.Struct("<8sQQq")
-"""Magic, number, seed, when it was begun (ns); the checksum follows."""
+_NAME = re.compile(r"(\d{16})-([0-9a-f]{16})" + re.escape(SUFFIX))
 _CHECKSUM = struct.Struct("<Q")
-MARK = b"\xf5\xc1TG"
+MARK = b"\xf5\xc1T1"
 """Begins every record. Not text in UTF-8, so records, which are mostly text, hardly ever hold it."""
 _RECORD = struct.Struct("<4sIqQ")
 """Mark, length of the body, when it was appended (ns), checksum of the body; the checksum of this follows."""
-START, HEAD = _HEADER.size + _CHECKSUM.size, _RECORD.size + _CHECKSUM.size
+HEAD = _RECORD.size + _CHECKSUM.size
 END = bytes(len(MARK))
 _PARTS_AT_ONCE = 1000
 """Of one write: the system takes 1024."""
 
 Record = bytes | memoryview
 """The body of one request."""
-
-
-class DamagedError(Exception):
-    """The file is not a segment, or not the one that its name says."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,6 @@ class Segment:
     path: Path
     number: int
     seed: int
-    begun_ns: int
     end: int
     """Where the next record goes; in a file of an earlier process the end of the file."""
     size: int
@@ -70,13 +62,12 @@ class Segment:
     @staticmethod
     def create(directory: Path, number: int, spare: Path | None = None) -> "Segment":
         """A new file, or `spare` made one. Raises OSError; then the spare is gone."""
-        seed, now = secrets.randbits(64), time.time_ns()
-        path = directory / f"{number:016d}{SUFFIX}"
+        seed = secrets.randbits(64)
+        path = directory / f"{number:016d}-{seed:016x}{SUFFIX}"
         first = path if spare is None else spare
         fd = os.open(first, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            header = _HEADER.pack(MAGIC, number, seed, now)
-            _write(fd, (header, _CHECKSUM.pack(checksum(header)), END), 0)
+            _write(fd, (END,), 0)
             size = os.fstat(fd).st_size
             if spare is not None:
                 spare.rename(path)
@@ -85,21 +76,15 @@ class Segment:
             with contextlib.suppress(OSError):
                 first.unlink()
             raise
-        return Segment(path, number, seed, now, START, size, fd)
+        return Segment(path, number, seed, 0, size, fd)
 
     @staticmethod
-    def inherit(path: Path, number: int) -> "Segment":
-        """What an earlier process left. Raises OSError, and DamagedError when its header does not hold."""
-        with path.open("rb") as file:
-            head, size = file.read(START), os.fstat(file.fileno()).st_size
-        if len(head) < START or _CHECKSUM.unpack_from(head, _HEADER.size)[0] != checksum(head[: _HEADER.size]):
-            raise DamagedError("its header is damaged")
-        magic, written, seed, begun_ns = _HEADER.unpack_from(head)
-        if magic != MAGIC:
-            raise DamagedError("another version wrote it")
-        if written != number:
-            raise DamagedError(f"it holds segment {written}")
-        return Segment(path, number, seed, begun_ns, size, size)
+    def inherit(path: Path) -> "Segment":
+        """What an earlier process left. Raises OSError."""
+        name, stat = _NAME.fullmatch(path.name), path.lstat()
+        if name is None or not S_ISREG(stat.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return Segment(path, int(name[1]), int(name[2], 16), stat.st_size, stat.st_size)
 
     def append(self, bodies: Sequence[bytes], now_ns: int) -> list[int]:
         """Write the records with as few writes as can be; where each ends. Raises OSError, and none is in."""
@@ -166,9 +151,9 @@ class Segment:
         return os.pread(self.opened(), stop - at, at)
 
     def put_ns(self, at: int) -> int:
-        """When the record at `at` was appended. Raises OSError."""
+        """When the record at `at` was appended; 0 when there is none. Raises OSError."""
         head = self._head(os.pread(self.opened(), HEAD, at), 0)
-        return self.begun_ns if head is None else head.put_ns
+        return 0 if head is None else head.put_ns
 
     def cut(self, end: int) -> None:
         """Let the file end at `end`. Raises OSError."""
@@ -196,6 +181,12 @@ class Segment:
             return None
         _, length, put_ns, of_body = _RECORD.unpack_from(data, at)
         return Head(length, put_ns, of_body)
+
+
+def number_of(path: Path) -> int | None:
+    """The number of the segment in the file; None when it has no name of one."""
+    name = _NAME.fullmatch(path.name)
+    return int(name[1]) if name else None
 
 
 def _write(fd: int, parts: Sequence[bytes], at: int) -> int:
