@@ -13,11 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from collector.chdb_store import ChdbStore
-from collector.engine import Engine
-from collector.migrations import migrate
+from collector.open_store import open_store
 from collector.signals import TRACES
 from collector.store import Store
+from tracegrad.settings import CollectorSettings
 
 _COUNT = "SELECT count() FROM otel.otel_traces"
 
@@ -52,15 +51,11 @@ def _rows(store: Store) -> int:
 
 def main() -> None:
     """Carry out orders until the input ends."""
-    with Engine(Path(sys.argv[1])) as engine:
-        with engine.connection() as connection:
-            migrate(connection)
-        store = ChdbStore(engine)
+    with open_store(CollectorSettings(data=Path(sys.argv[1]))) as opened:
         for line in sys.stdin:
             order = json.loads(line)
-            sys.stdout.write(json.dumps(insert(store, Path(order["path"]), order["requests"])) + "\n")
+            sys.stdout.write(json.dumps(insert(opened.store, Path(order["path"]), order["requests"])) + "\n")
             sys.stdout.flush()
-        store.close()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def bench(*arguments: str, cwd: Path | None = None, **environment: str) -> subpr
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
         cwd=cwd,
     )
@@ -87,6 +87,7 @@ def test_a_quick_run_finds_everything_that_was_promised(tmp_path: Path) -> None:
     assert access_log.read_text().count("\n") >= found["spans_delivered"], "the settings of the file were measured"
     assert "one call at a time: sidecar" in result.stderr.splitlines()
     assert "sidecar: loads of less than 1 s show that the bench works" in result.stderr
+    assert json.loads(result.stdout)["collector"].keys() >= {"engine_limit_ratio", "ack_p99_ms", "rss_bytes"}
     written = json.loads((tmp_path / "report" / "bench.json").read_text())
     assert written["parts"]["sidecar"]["metrics"] == found
     assert written["parts"]["sidecar"]["goals"]["cpu_ratio_to_minimal_proxy"] == "<= 1.7"

@@ -59,7 +59,7 @@ class _Kinds:
             Kind("warming up", EXPORTED, max(2, plan.spans // 8 // EXPORTED)),
             full(f"6 kB spans, requests of {EXPORTED}", EXPORTED),
             full(f"500 B spans, requests of {EXPORTED}", EXPORTED, small=True),
-            full(f"6 kB spans, requests of {SIDECARS}", SIDECARS),
+            replace(full(f"6 kB spans, requests of {SIDECARS}", SIDECARS), connections=LATENCY_CONNECTIONS),
             paced(f"{at_a_pace} {FEW}", FEW),
             paced(f"{at_a_pace} {EXPORTED}", EXPORTED),
             replace(

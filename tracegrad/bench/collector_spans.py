@@ -24,7 +24,7 @@ MODEL = "bench-model"
 MARKER = "marker-%09x"
 """The name of a marker's first span; all other names here are as long."""
 VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS = 151_936, 300, 80
-DISTINCT = 4096
+DISTINCT = 2048
 """So many spans have texts of their own: more than any compressor looks back on."""
 SPANS_PER_ROLLOUT = 10
 SPAN_EVERY_NS = 30_000

@@ -17,8 +17,9 @@ from tracegrad.bench.processes import Running
 from tracegrad.errors import TracegradError
 from tracegrad.settings import Settings
 
-OURS = ("host", "data", "store", "port", "key", "token", "password", "tls", "cert", "auth", "user")
-"""Values of `[collector]` with one of these in their names are the bench's to choose, or nothing that it needs."""
+OURS = ("host", "data", "spool", "cluster", "create_schema")
+OUR_KINDS = ("port", "store", "token", "tls", "password", "user", "key")
+"""Values of `[collector]` that the bench chooses, or that would keep it out; of kinds, by a part of their names."""
 ROWS = "SELECT count() FROM otel.otel_traces"
 BLOCKS = "SELECT max(max_block_number) FROM system.parts WHERE database = 'otel' AND table = 'otel_traces'"
 IDS = "SELECT uniqExact(TraceId, SpanId) FROM otel.otel_traces"
@@ -116,7 +117,8 @@ def collector(
 
 def _toml(base: Settings, chosen: Mapping[str, Any]) -> str:
     given = base.collector.model_dump(mode="json", exclude_unset=True, exclude_none=True)
-    kept = {key: value for key, value in given.items() if not any(one in key for one in OURS)}
+    ours = {key for key in given if key in OURS or any(kind in key for kind in OUR_KINDS)}
+    kept = {key: value for key, value in given.items() if key not in ours}
     # For numbers, truths and plain texts TOML is written as JSON is.
     lines = [f"{key} = {orjson.dumps(value).decode()}" for key, value in {**kept, **chosen}.items()]
     return "\n".join(["[collector]", *lines, ""])

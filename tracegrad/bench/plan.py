@@ -61,7 +61,7 @@ class Plan:
             stream_tokens=10,
             peers=peers,
             peer_calls=50,
-            spans=2_048,
+            spans=1_024,
         )
 
     def plain(self, concurrency: int) -> dict[str, Any]:
