@@ -87,15 +87,15 @@ class ClickHouseStore:
         except TracegradError as error:
             raise StoreError(UNKNOWN_CODE, str(error), retryable=True) from error
         chosen = signal.insertion
-        settings = INSERT_SETTINGS | {"query_id": query_id, "insert_deduplication_token": query_id}
+        # All of the statement before the data: a format's schema would make the URL longer than proxies let through.
+        statement = f"INSERT INTO {chosen.table} {chosen.settings_clause()} FORMAT {chosen.input_format}\n"
+        data = statement.encode() + body
         encoding = self._address.compression
-        data = compress(encoding, body) if encoding else body
+        settings = INSERT_SETTINGS | {"query_id": query_id, "insert_deduplication_token": query_id}
         with self._errors():
             client.raw_insert(
-                chosen.table,
-                insert_block=_sent_once(data),
-                fmt=chosen.input_format,
-                settings=settings | dict(chosen.settings) | dict(self._address.settings),
+                insert_block=_sent_once(compress(encoding, data) if encoding else data),
+                settings=settings | dict(self._address.settings),
                 compression=encoding,
             )
 
@@ -166,7 +166,7 @@ class ClickHouseStore:
         address = self._address
         # With a pool of its own it looks for no proxy.
         pool: dict[str, Any] = {"pool_mgr": _pool(address)} if is_loopback(address.host) else {"dedicated_pool": True}
-        return get_client(
+        client = get_client(
             host=address.host,
             port=address.port,
             secure=address.secure,
@@ -184,6 +184,8 @@ class ClickHouseStore:
             client_cert_key=address.client_cert_key,
             **pool,
         )
+        client.http_retries = 0  # this class's callers know better when
+        return client
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -195,7 +197,8 @@ class ClickHouseStore:
             code = getattr(error, "code", None) or (error_code(text) if "Code: " in text else None)
             if code is None:
                 raise StoreError(0, f"no answer from {self.name}: {_reason(error)}", retryable=True) from error
-            raise StoreError(code, f"{self.name}: {text}", retryable=is_retryable(code)) from error
+            said = text[max(text.find("Code: "), 0) :]
+            raise StoreError(code, f"{self.name}: {said}", retryable=is_retryable(code)) from error
 
 
 def _pool(address: StoreAddress) -> Any:
@@ -217,6 +220,8 @@ def _sent_once(data: bytes) -> Any:
 
 def _reason(error: BaseException) -> str:
     """What went wrong on the way, in a few words: the driver's own texts are long and name objects in memory."""
+    if error.__cause__ is None:  # not of the network: somebody on the way answered
+        return f"{' '.join(str(error).split()):.300}"
     while error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, MaxRetryError) and error.reason is not None:

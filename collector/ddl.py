@@ -23,7 +23,7 @@ _DEFINES = re.compile(
 )
 _MOVES = re.compile(r"\s*(?:RENAME\s+TABLE|EXCHANGE\s+TABLES)\b", re.IGNORECASE)
 _READS_OR_WRITES = re.compile(r"\s*(?:INSERT|SELECT|WITH)\b", re.IGNORECASE)
-_ENGINE = re.compile(r"\bENGINE\s*=\s*(?P<engine>\w+)[ \t]*(?P<arguments>\([^()]*\))?", re.IGNORECASE)
+_ENGINE = re.compile(r"\bENGINE\s*=\s*(?P<engine>\w+)(?:[ \t]*(?P<arguments>\([^()]*\)))?", re.IGNORECASE)
 
 
 def statements(text: str) -> Iterator[str]:

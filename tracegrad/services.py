@@ -83,7 +83,7 @@ def services(settings: Settings, config: Path | None, engine: Engine | None) -> 
     shared = as_environment(settings)
     otlp = (collector.otlp_http_port, collector.otlp_grpc_port)
     if collector.server is None:
-        ports = (*otlp, collector.clickhouse_port)
+        ports: tuple[int, ...] = (*otlp, collector.clickhouse_port)
         ready = f"http://{collector.host}:{collector.clickhouse_port}/ping"
     else:  # who wants SQL asks the server: that port stays closed
         ports = otlp
