@@ -24,6 +24,9 @@ class Batch:
     records: Sequence[Record]
     start: Position
     end: Position
+    first_number: int
+    """Of the numbers below 2**64 that belong to it, as many as it takes bytes. Those of another batch, in whatever spool,
+    are others, but for a chance of one in 2**33 with each segment that ever was."""
     put_ns: int
     """When the first was appended, since the epoch."""
     in_doubt: bool

@@ -1,6 +1,7 @@
 """The spool gives back what was appended, in order, also from files and after a death, and knows what is in doubt."""
 
 import errno
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,21 @@ def test_sync_says_up_to_where(spool: Spool) -> None:
     assert spool.sync() >= end
     later = spool.append([b"two"])
     assert end < later <= spool.sync()
+
+
+def test_every_batch_has_numbers_of_its_own(tmp_path: Path) -> None:
+    taken: list[tuple[int, int]] = []
+    for name in ("one", "two"):
+        spool = opened(tmp_path / name)
+        fill(spool, records(50))
+        for batch in batches(spool, 1):
+            again = batch.first_number + batch.end.offset - batch.start.offset
+            taken.append((batch.first_number, again))
+        spool.close()
+    assert len(taken) == 100
+    taken.sort()
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(taken))
+    assert 0 <= taken[0][0] <= taken[-1][1] < 1 << 64
 
 
 def test_a_batch_begun_is_in_doubt_until_it_is_done_however_often_the_process_dies(directory: Path) -> None:
