@@ -33,7 +33,7 @@ CACHE_BYTES = 64 << 20
 ASIDE_BYTES = 256 << 20
 Fsync = Literal["always", "interval", "off"]
 _SEGMENT_BITS = -1 << 31
-"""Of a batch's first number: the rest tells places in the segment apart."""
+"""Of a request's numbers: the rest tells places in the segment apart."""
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN}
 """Errors of reading that say nothing about the file."""
 
@@ -206,8 +206,8 @@ class Spool:
     def _took(self, segment: Segment, end: int, records: Sequence[Record], put_ns: int) -> Batch:
         start, self._read = self._read, Position(segment.number, end)
         name = f"{segment.number}-{segment.seed:016x}-{start.offset}-{end}"
-        number = (segment.seed & _SEGMENT_BITS) + start.offset
-        batch = Batch(name, records, start, self._read, number, put_ns, start < self._ledger.doubt)
+        seed = segment.seed & _SEGMENT_BITS
+        batch = Batch(name, records, start, self._read, seed, put_ns, start < self._ledger.doubt)
         self._ledger.read(batch)
         if segment.number <= self._inherited:
             self._waiting_records += len(records)

@@ -1,11 +1,12 @@
 """What the spool gives to its reader, and what it says of itself."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from collector.spool_aside import Losses
 from collector.spool_cursor import Position
-from collector.spool_segment import Record
+from collector.spool_segment import HEAD, Record
 
 
 class SpoolFullError(Exception):
@@ -24,13 +25,27 @@ class Batch:
     records: Sequence[Record]
     start: Position
     end: Position
-    first_number: int
-    """Of the numbers below 2**64 that belong to it, as many as it takes bytes. Those of another batch, in whatever spool,
-    are others, but for a chance of one in 2**33 with each segment that ever was."""
+    seed: int
+    """Of numbers, random and the same for all of its segment."""
     put_ns: int
     """When the first was appended, since the epoch."""
     in_doubt: bool
     finished: bool = False
+
+    @property
+    def numbers(self) -> list[int]:
+        """The first of each request's own numbers, below 2**64: at least as many as it has bytes.
+
+        They are the same whenever it is read. Another request, of whatever spool, has others, but for a chance of one
+        in 2**33 with each segment that ever was.
+        """
+        sizes = (HEAD + len(record) for record in self.records[:-1])
+        return list(itertools.accumulate(sizes, initial=self.seed + self.start.offset))
+
+    @property
+    def end_number(self) -> int:
+        """The first number after those of all its requests."""
+        return self.seed + self.end.offset
 
     @property
     def size(self) -> int:

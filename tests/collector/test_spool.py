@@ -104,17 +104,22 @@ def test_sync_says_up_to_where(spool: Spool) -> None:
     assert end < later <= spool.sync()
 
 
-def test_every_batch_has_numbers_of_its_own(tmp_path: Path) -> None:
+def test_every_request_has_numbers_of_its_own_that_stay(tmp_path: Path) -> None:
     taken: list[tuple[int, int]] = []
     for name in ("one", "two"):
         spool = opened(tmp_path / name)
         fill(spool, records(50))
-        for batch in batches(spool, 1):
-            again = batch.first_number + batch.end.offset - batch.start.offset
-            taken.append((batch.first_number, again))
+        first = [(batch.numbers, batch.end_number) for batch in batches(spool)]
+        die(spool)
+        spool = opened(tmp_path / name)
+        again = [(batch.numbers[0], batch.end_number) for batch in batches(spool, 1)]
+        assert [number for numbers, _ in first for number in numbers] == [number for number, _ in again]
+        assert {end for _, end in first} <= {end for _, end in again}
+        taken += again
         spool.close()
     assert len(taken) == 100
     taken.sort()
+    assert all(number + 1000 <= end for number, end in taken)
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(taken))
     assert 0 <= taken[0][0] <= taken[-1][1] < 1 << 64
 
