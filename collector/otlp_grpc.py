@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from collector.receiver import Held, Receiver, RefusedError
-from collector.rpc_status import INVALID_ARGUMENT, status_message
+from collector.rpc_status import INVALID_ARGUMENT, LONGEST_MESSAGE, retry_info, status_message
 from collector.tls import Tls
 from tracegrad.errors import PortInUseError
 
@@ -25,6 +25,8 @@ READS = 32
 STREAMS = 256
 """Requests at a time on one connection; further ones wait at the client."""
 STATUS_DETAILS = "grpc-status-details-bin"
+PYTHONS_RETRY_INFO = "google.rpc.retryinfo-bin"
+"""Where OpenTelemetry's exporter for Python looks for it."""
 HEALTH = "grpc.health.v1.Health"
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 PING_MS = 10_000
@@ -87,8 +89,7 @@ class OtlpGrpc:
                 signal, "grpc", _authorization(context), functools.partial(self._read, messages)
             )
         except RefusedError as error:
-            details = status_message(error.code, error.message, error.retry_after_s)
-            await context.abort(_CODES[error.code], error.message, ((STATUS_DETAILS, details),))
+            await context.abort(_CODES[error.code], error.message[:LONGEST_MESSAGE], _details(error))
         encoded: bytes = answer.SerializeToString()
         return encoded
 
@@ -97,8 +98,9 @@ class OtlpGrpc:
             async for body in messages:
                 held.hold(len(body))
                 return body
-        # gRPC answers for it itself, RESOURCE_EXHAUSTED without RetryInfo; a client that sends nothing gets this.
-        raise RefusedError("too_large", INVALID_ARGUMENT, "no message came, or one that is larger than it may be")
+        # What is too large, gRPC answers itself: RESOURCE_EXHAUSTED without RetryInfo. Here it looks like a sender that
+        # went away.
+        raise RefusedError("unread", INVALID_ARGUMENT, "the request has no message")
 
     async def _check(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         health = self._health(request)
@@ -118,6 +120,13 @@ class OtlpGrpc:
             status = SERVICE_UNKNOWN
         encoded: bytes = Int32Value(value=status).SerializeToString()
         return encoded
+
+
+def _details(error: RefusedError) -> tuple[tuple[str, bytes], ...]:
+    status = (STATUS_DETAILS, status_message(error.code, error.message, error.retry_after_s))
+    if error.retry_after_s is None:
+        return (status,)
+    return (status, (PYTHONS_RETRY_INFO, retry_info(error.retry_after_s)))
 
 
 class _Methods(grpc.GenericRpcHandler):

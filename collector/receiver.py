@@ -36,7 +36,17 @@ COMPLAIN_S = 10.0
 """Refusals for one reason are logged so often at most; `GET /metrics` has them all."""
 
 Reason = Literal[
-    "malformed", "too_large", "unsupported", "unauthenticated", "full", "busy", "slow", "unavailable", "fault", "gone"
+    "malformed",
+    "too_large",
+    "unsupported",
+    "unauthenticated",
+    "full",
+    "busy",
+    "slow",
+    "unavailable",
+    "fault",
+    "gone",  # the connection ended first
+    "unread",  # over gRPC: too large, or gone
 ]
 Transport = Literal["http", "grpc"]
 

@@ -17,10 +17,15 @@ def status_message(code: int, message: str, retry_after_s: float | None = None) 
     encoded = b"\x08" + bytes([code]) + _field(2, message[:LONGEST_MESSAGE].encode())
     if retry_after_s is None:
         return encoded
-    delay = Duration()
-    delay.FromNanoseconds(int(retry_after_s * 1e9))
-    detail = Any(type_url=RETRY_INFO, value=_field(1, delay.SerializeToString()))
+    detail = Any(type_url=RETRY_INFO, value=retry_info(retry_after_s))
     return encoded + _field(3, detail.SerializeToString())
+
+
+def retry_info(after_s: float) -> bytes:
+    """An encoded RetryInfo."""
+    delay = Duration()
+    delay.FromNanoseconds(int(after_s * 1e9))
+    return _field(1, delay.SerializeToString())
 
 
 def _field(number: int, content: bytes) -> bytes:
