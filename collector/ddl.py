@@ -53,15 +53,10 @@ def on_cluster(statement: str, cluster: str) -> str:
         return rendered + " SYNC"  # a new table of this name would find the old one in Keeper
     if verb.startswith("CREATE") and what == "TABLE":
         if verb != "CREATE":
-            raise ValueError(
-                f"CREATE OR REPLACE {found['name']}: two replicas of one path cannot be, use DROP and CREATE"
-            )
+            raise ValueError(f"CREATE OR REPLACE of table {found['name']}: its path in Keeper is taken, DROP it first")
         return _replicated(rendered, found["name"])
-    if (
-        verb.startswith("CREATE")
-        and what == "MATERIALIZED VIEW"
-        and not re.search(r"\bTO\s", hidden[found.end() :][:80])
-    ):
+    has_target = re.match(r"\s+TO\s", hidden[found.end() :], re.IGNORECASE)
+    if verb.startswith("CREATE") and what == "MATERIALIZED VIEW" and not has_target:
         raise ValueError(f"{found['name']} has no TO: its hidden table would not be replicated")
     return rendered
 

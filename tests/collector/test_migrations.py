@@ -1,0 +1,168 @@
+"""The schema: printed or applied, once, by one of several collectors at a time, and how long its tables keep rows."""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collector import schema_lock
+from collector.clickhouse_store import ClickHouseStore
+from collector.ddl import statements
+from collector.engine import Connection, Engine
+from collector.migrations import FILES, Schema, apply, migrate, require
+from collector.retention import FOR_GOOD, TABLES, Retention
+from collector.schema_lock import SchemaLock
+from collector.store import StoreError
+from tracegrad.errors import TracegradError
+from tracegrad.store_address import store_address
+
+EVERY = Retention({"traces": "30d", "logs": "12h", "metrics": "4w"})
+TABLES_OF_OTEL = "SELECT name, create_table_query FROM system.tables WHERE database = 'otel' ORDER BY name"
+
+
+@pytest.fixture
+def connection(tmp_path: Path) -> Iterator[Connection]:
+    with Engine(tmp_path / "store") as engine, engine.connection() as opened:
+        yield opened
+
+
+def test_the_printed_schema_makes_what_the_collector_makes(tmp_path: Path) -> None:
+    schema = Schema(retention=EVERY)
+    with Engine(tmp_path / "by_hand") as engine, engine.connection() as opened:
+        with pytest.raises(TracegradError, match="--print-schema"):
+            require(opened, schema)
+        for _ in range(2):  # every statement can run twice
+            for statement in statements(schema.text()):
+                opened.query(statement)
+        assert require(opened, schema) == apply(opened, schema)
+        assert EVERY.changes(opened) == []
+        by_hand = opened.query(TABLES_OF_OTEL).body
+    with Engine(tmp_path / "by_itself") as engine, engine.connection() as opened:
+        apply(opened, schema)
+        assert opened.query(TABLES_OF_OTEL).body == by_hand
+
+
+def test_files_that_are_shipped_no_more_are_no_sign_of_a_newer_store(connection: Connection, tmp_path: Path) -> None:
+    files = tmp_path / "schema"
+    files.mkdir()
+    for number in (1, 2, 4):
+        (files / f"{number:04}_x.sql").write_text(f"CREATE TABLE IF NOT EXISTS otel.x{number} (a UInt8) ENGINE = Null;")
+    assert migrate(connection, files) == 4
+    (files / "0002_x.sql").unlink()
+    assert migrate(connection, files) == 4
+    (files / "0005_x.sql").write_text("DROP TABLE IF EXISTS otel.x2;")
+    assert migrate(connection, files) == 5
+    (files / "0005_x.sql").unlink()
+    with pytest.raises(TracegradError, match="has schema 5, this tracegrad knows up to 4"):
+        migrate(connection, files)
+
+
+def test_every_table_that_keeps_rows_has_a_time_or_is_kept_for_good(connection: Connection) -> None:
+    migrate(connection)
+    asked = "SELECT name FROM system.tables WHERE database = 'otel' AND engine LIKE '%MergeTree'"
+    assert set(connection.query(asked).body.decode().split()) == TABLES.keys() | set(FOR_GOOD)
+
+
+def test_a_ttl_is_given_changed_and_taken_away(connection: Connection) -> None:
+    with_ttl = "SELECT name, engine_full FROM system.tables WHERE database = 'otel' AND engine_full LIKE '% TTL %'"
+    apply(connection, Schema(retention=EVERY))
+    assert connection.query(with_ttl).body.count(b"\n") == len(TABLES)
+    assert EVERY.changes(connection) == []
+    fewer = Retention({"traces": "4w"})
+    assert len(fewer.changes(connection)) == 2 * 2 + 6  # two tables change, the others' end
+    apply(connection, Schema(retention=fewer))
+    told = connection.query(with_ttl).body.decode()
+    assert told.count("toIntervalWeek(4)") == told.count("\n") == 2
+    apply(connection, Schema())
+    assert connection.query(with_ttl).body == b""
+
+
+def test_what_is_old_goes_and_what_a_wrong_clock_dates_far_ahead_stays(connection: Connection) -> None:
+    apply(connection, Schema(retention=EVERY))
+    times = {"now": "now64(9)", "old": "now64(9) - INTERVAL 40 DAY", "ahead": "toDateTime64('2150-01-01 00:00:00', 9)"}
+    for name, time in times.items():
+        connection.query(f"INSERT INTO otel.otel_traces (Timestamp, SpanName) SELECT {time}, '{name}'")
+    connection.query("OPTIMIZE TABLE otel.otel_traces FINAL")
+    left = connection.query("SELECT SpanName FROM otel.otel_traces ORDER BY Timestamp", "TSVRaw").body.decode()
+    assert left.split() == ["now", "ahead"]
+
+
+# Several collectors on one server: here, one that another collector serves over HTTP.
+
+
+def server(url: str) -> ClickHouseStore:
+    return ClickHouseStore(store_address(url.replace("http://", "clickhouse://")), "", lambda _: None)
+
+
+@pytest.fixture
+def address(collector: Any) -> str:
+    url: str = collector.clickhouse
+    return url
+
+
+def files_with(directory: Path, extra: str) -> Path:
+    files = directory / "schema"
+    shutil.copytree(FILES, files)
+    (files / "9000_extra.sql").write_text(extra)
+    return files
+
+
+def test_of_several_collectors_one_changes_the_schema(address: str, tmp_path: Path) -> None:
+    extra = """
+        CREATE TABLE IF NOT EXISTS otel.changes (by UInt8) ENGINE = MergeTree ORDER BY by;
+        SELECT sleep(0.3);
+        INSERT INTO otel.changes VALUES (1);
+    """
+    schema = Schema(shared=True, files=files_with(tmp_path, extra))
+    outcomes: list[Any] = []
+
+    def collector() -> None:
+        store = server(address)
+        try:
+            outcomes.append(apply(store, schema))
+        except TracegradError as error:
+            outcomes.append(error)
+        finally:
+            store.close()
+
+    threads = [threading.Thread(target=collector) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    store = server(address)
+    assert outcomes == [9000] * 4
+    assert store.query("SELECT count() FROM otel.changes").body == b"1\n"
+    assert store.query("SHOW TABLES FROM otel LIKE 'schema_lock%'").body == b""
+    store.execute("DROP TABLE otel.changes")
+    store.execute("ALTER TABLE otel.schema_migrations DELETE WHERE number = 9000 SETTINGS mutations_sync = 2")
+    store.close()
+
+
+def test_a_lock_is_waited_for_and_taken_from_the_dead(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = server(address)
+    dead = SchemaLock(store, None)
+    with dead.held():
+        dead.still_here()
+        monkeypatch.setattr(schema_lock, "WAIT_S", 0.0)
+        told = pytest.raises(StoreError, match=r"another collector .* process \d+ on ")
+        with told as refused, SchemaLock(store, None).held():
+            pytest.fail("two hold it")
+        assert refused.value.retryable
+        monkeypatch.setattr(schema_lock, "STALE_S", -1)  # by now it counts as dead
+        with SchemaLock(store, None).held():
+            left = store.query("SHOW TABLES FROM otel LIKE 'schema_lock%'").body.decode().split()
+            assert len(left) == 2
+        assert store.query("SHOW TABLES FROM otel LIKE 'schema_lock%'").body == b""
+    store.close()
+
+
+def test_a_lock_ends_when_its_holder_fails(address: str) -> None:
+    store = server(address)
+    with pytest.raises(StoreError, match="nonsense"), SchemaLock(store, None).held():
+        store.query("SELECT nonsense")
+    assert store.query("SHOW TABLES FROM otel LIKE 'schema_lock%'").body == b""
+    store.close()
