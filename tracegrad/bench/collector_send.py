@@ -43,7 +43,7 @@ async def _http(port: int) -> AsyncIterator[Send]:
         async with client.post(url, TRACES, headers, body) as reply:
             answer = await reply.read()
         if reply.status in {429, 502, 503, 504}:
-            raise Refused(f"status {reply.status}", retry_after_s(reply.headers.get("retry-after")))
+            raise Refused(f"status {reply.status}: {answer[:300]!r}", retry_after_s(reply.headers.get("retry-after")))
         if reply.status != 200:
             raise Rejected(f"status {reply.status}: {answer[:300]!r}")
         _check(answer)
