@@ -5,20 +5,22 @@ arrays whose JSON it would write in another way become strings here. The views o
 """
 
 import math
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from collector.otlp_bytes import ARRAY, of_bytes
 from collector.signals import METRICS, Signal
 from collector.value_text import json_string, text
 from tracegrad.errors import TracegradError
 
+_STRINGS = frozenset({None, "string_value"})
+_SCALARS = frozenset({None, "string_value", "bool_value", "int_value", "double_value", "bytes_value"})
 _VALUE = AnyValue.DESCRIPTOR.full_name
+_PAIR = KeyValue.DESCRIPTOR.full_name
 
 
 class MalformedError(TracegradError):
@@ -27,11 +29,15 @@ class MalformedError(TracegradError):
 
 def flattened(signal: Signal, body: bytes) -> bytes:
     """The same request with values that the engine reads; `body` itself where it reads all. Raises MalformedError."""
-    is_read = _is_string if signal is METRICS else _is_flat
     request = of_bytes(signal.request)()
+    others: list[Any] = []
     try:
         request.ParseFromString(body)
-        others = [value for value in _values(request) if not is_read(value)]
+        if signal is METRICS:
+            _collect(request, _STRINGS, others)
+        else:
+            _collect(request, _SCALARS, others)
+            others = [value for value in others if not _is_flat(value)]
         for value in others:
             value.string_value = text(value)
     except DecodeError as error:
@@ -39,45 +45,43 @@ def flattened(signal: Signal, body: bytes) -> bytes:
     return bytes(request.SerializeToString()) if others else body
 
 
-def _values(message: Any) -> Iterator[Any]:
-    """Every attribute value, and every body: each AnyValue that is not inside another."""
-    if message.DESCRIPTOR.full_name == _VALUE:
-        yield message
-        return
-    for name, is_repeated in _ways_to_values(message.DESCRIPTOR):
-        if is_repeated:
-            for part in getattr(message, name):
-                yield from _values(part)
-        elif message.HasField(name):
-            yield from _values(getattr(message, name))
+def _collect(message: Any, read: frozenset[str | None], others: list[Any]) -> None:
+    """Append each value in `message`, of an attribute or a body, that has not one of the kinds in `read`."""
+    for field, kind in _ways_to_values(message.DESCRIPTOR):
+        if not field.is_repeated:
+            if message.HasField(field.name):
+                part = getattr(message, field.name)
+                if kind != _VALUE:
+                    _collect(part, read, others)
+                elif part.WhichOneof("value") not in read:
+                    others.append(part)
+        elif kind == _PAIR:
+            values = [pair.value for pair in getattr(message, field.name)]
+            others += [value for value in values if value.WhichOneof("value") not in read]
+        else:
+            for part in getattr(message, field.name):
+                _collect(part, read, others)
 
 
 @cache
-def _ways_to_values(message: Descriptor) -> list[tuple[str, bool]]:
-    """The fields in which an AnyValue may be, and whether each is repeated."""
+def _ways_to_values(message: Descriptor) -> list[tuple[FieldDescriptor, str]]:
+    """The fields in which a value may be, and what messages they hold."""
     return [
-        (field.name, field.is_repeated)
+        (field, field.message_type.full_name)
         for field in message.fields
         if field.message_type is not None
-        and (field.message_type.full_name == _VALUE or _ways_to_values(field.message_type))
+        and (field.message_type.full_name in (_VALUE, _PAIR) or _ways_to_values(field.message_type))
     ]
 
 
-def _is_string(value: Any) -> bool:
-    return value.WhichOneof("value") in (None, "string_value")
-
-
 def _is_flat(value: Any) -> bool:
-    match value.WhichOneof("value"):
-        case "kvlist_value":
-            return False
-        case "array_value":
-            return all(_is_plain(item) for item in ARRAY.FromString(value.array_value).values)
-    return True
+    if value.WhichOneof("value") != "array_value":
+        return False
+    return all(_is_plain(item) for item in ARRAY.FromString(value.array_value).values)
 
 
 def _is_plain(item: Any) -> bool:
-    """Whether the engine writes this item of an array as the exporter does. It writes other hex digits in escapes."""
+    """Whether the engine writes this item of an array as the exporter does. It has other hex digits in its escapes."""
     match item.WhichOneof("value"):
         case "array_value" | "kvlist_value":
             return False

@@ -67,6 +67,20 @@ class Collector:
         assert reply.status == 200, reply.body
         return reply.body.decode().rstrip("\n")
 
+    def waiting_bytes(self) -> int:
+        """What is acknowledged and not in the store yet."""
+        exposed = http(self.otlp + "/metrics").body.decode()
+        return sum(
+            int(float(value)) for value in re.findall(r"^tracegrad_collector_spool_bytes\{.*\} (\S+)$", exposed, re.M)
+        )
+
+    def drained(self) -> None:
+        """Return once all that was acknowledged is in the store."""
+        deadline = time.monotonic() + READY_S
+        while (waiting := self.waiting_bytes()) > 0:
+            assert time.monotonic() < deadline, f"{waiting} bytes wait:\n{self.log.read_text()[-3000:]}"
+            time.sleep(0.02)
+
     def client(self, **options: Any) -> Any:
         """A clickhouse-connect client."""
         host, port = self.clickhouse.removeprefix("http://").split(":")
