@@ -48,6 +48,13 @@ class ChdbStore:
         """Run one statement that has no result. Raises EngineError."""
         self.query(sql)
 
+    def delete(self, table: str, where: str) -> int:
+        """Take rows out, and say how many there were. Raises EngineError."""
+        count = int(self.query(f"SELECT count() FROM {table} {where}").body)  # noqa: S608 - the caller's clause
+        if count:
+            self.execute(f"DELETE FROM {table} {where}")  # noqa: S608
+        return count
+
     def is_running(self, query_id: str) -> bool:
         """Never: an insert that has returned or raised is over."""
         return False

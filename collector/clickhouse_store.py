@@ -33,9 +33,6 @@ INSERT_SETTINGS = {
     "wait_end_of_query": "1",
     "send_progress_in_http_headers": "0",
     "async_insert": "0",
-    "deduplicate_blocks_in_dependent_materialized_views": "1",
-    # One old clock in an agent must not make an insert fail: each day of its spans is a partition.
-    "max_partitions_per_insert_block": "0",
 }
 
 # What no waiting mends: the collector says so and ends, when it hears it at its start.
@@ -79,7 +76,7 @@ class ClickHouseStore:
             log.warning("store not ready store=%s code=%d error=%.500s", self.name, error.code, str(error))
 
     def insert(self, signal: Signal, body: bytes, query_id: str) -> None:
-        """Store `body`. The same bytes sent again with the same id are stored once."""
+        """Store `body`. What became of one that got no answer is not known: see `is_running` and `delete`."""
         try:
             client = self._ready()
         except StoreError:
@@ -91,7 +88,7 @@ class ClickHouseStore:
         statement = f"INSERT INTO {chosen.table} {chosen.settings_clause()} FORMAT {chosen.input_format}\n"
         data = statement.encode() + body
         encoding = self._address.compression
-        settings = INSERT_SETTINGS | {"query_id": query_id, "insert_deduplication_token": query_id}
+        settings = INSERT_SETTINGS | {"query_id": query_id}
         with self._errors():
             client.raw_insert(
                 insert_block=_sent_once(compress(encoding, data) if encoding else data),
@@ -108,6 +105,16 @@ class ClickHouseStore:
     def execute(self, sql: str) -> None:
         """Run one statement that has no result."""
         self.query(sql)
+
+    def delete(self, table: str, where: str) -> int:
+        """Take rows out, and say how many there were: on this replica, which first gets all that the others have."""
+        if self._cluster:
+            self.execute(f"SYSTEM SYNC REPLICA {table}")
+        count = int(self.query(f"SELECT count() FROM {table} {where}").body)  # noqa: S608 - the caller's clause
+        if count:
+            # The other replicas follow in their own time; one that is down must not hold this one up.
+            self.execute(f"DELETE FROM {table} {where} SETTINGS lightweight_deletes_sync = 1")  # noqa: S608
+        return count
 
     def is_running(self, query_id: str) -> bool:
         """Whether an insert with this id is at work, here or on any replica; one that is, is told to stop first."""

@@ -100,6 +100,10 @@ class Store(Protocol):
         """Run one statement that has no result."""
         ...
 
+    def delete(self, table: str, where: str) -> int:
+        """Take rows out, and say how many there were. `where` is a WHERE clause. Done when it returns."""
+        ...
+
     def is_running(self, query_id: str) -> bool:
         """Whether an insert with this id may still be at work in the store, and so store its rows yet."""
         ...
