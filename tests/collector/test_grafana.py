@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -176,8 +177,17 @@ def seeded(collector: Any) -> None:
         records.append(reward)
     assert collector.send(traces).status == 200
     assert collector.send(logs).status == 200
+    wait_for(collector, f"SELECT count() FROM llm_calls WHERE policy = '{POLICY}'", len(calls))
+    wait_for(collector, f"SELECT count() FROM rewards WHERE rollout_id LIKE 'grafana-{POLICY}%'", len(records))
     store_training(collector, calls)
     store_counters(collector)
+
+
+def wait_for(collector: Any, count: str, wanted: int) -> None:
+    deadline = time.monotonic() + 60
+    while int(collector.sql(count)) < wanted:
+        assert time.monotonic() < deadline, count
+        time.sleep(0.05)
 
 
 def store_training(collector: Any, calls: list[tuple[SpanContext, str]]) -> None:
