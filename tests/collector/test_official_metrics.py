@@ -64,7 +64,7 @@ COMMON: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Kind:
-    """`columns`: behind OF_ALL, in the order of the statement. `row`: what the exporter appends; `fill`: that by OTLP."""
+    """`columns`: behind OF_ALL, in the statement's order. `row`: what the exporter appends; `fill`: that by OTLP."""
 
     table: str
     columns: Sequence[str]
