@@ -1,15 +1,22 @@
 """`tracegrad bench collector`: what it sends is what it says it sends, and a small run finds all that was promised."""
 
+import http.server
 import json
 import os
 import struct
 import subprocess
 import sys
+import threading
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tracegrad import names
@@ -97,6 +104,47 @@ def test_loads_are_counted_in_the_store_and_the_engine_gets_the_same(tmp_path: P
             loads.send_only(tested.sql_port, Kind("wrong", 1, 9), "nowhere")
         with pytest.raises(TracegradError, match=r"5 acknowledged spans cannot be queried"):
             tested.wait_for(tested.rows + 5, stalled_s=0.2)
+
+
+class Receiver(http.server.BaseHTTPRequestHandler):
+    """Gives the answers that it was told, and then 200 for ever."""
+
+    protocol_version = "HTTP/1.1"
+    answers: ClassVar[list[tuple[int, bytes]]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        status, body = self.answers.pop() if self.answers else (200, b"")
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[int]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+def test_what_is_refused_is_sent_again_and_its_time_runs_on(receiver: int, tmp_path: Path) -> None:
+    Receiver.answers = [(503, b""), (429, b"")]
+    with ordered("load generator", "tracegrad.bench.collector_load", (), tmp_path, ()) as generator:
+        loads = Loads(generator, lambda _: None)
+        sent = loads.send_only(receiver, Kind("few", 1, 4, connections=1), "receiver").sent
+        assert sent is not None
+        assert (sent.requests, sent.refused, sent.errors) == (4, 2, 0)
+        assert sent.most_ms >= 200
+        rejecting = ExportTraceServiceResponse()
+        rejecting.partial_success.rejected_spans = 1
+        Receiver.answers = [(200, rejecting.SerializeToString())]
+        with pytest.raises(TracegradError, match=r"receiver failed 1 of 4 requests: 1 spans were rejected"):
+            loads.send_only(receiver, Kind("few", 1, 4, connections=1), "receiver")
 
 
 def test_what_a_restart_did_is_told_only_where_it_can_be() -> None:

@@ -23,7 +23,7 @@ OUR_KINDS = ("port", "store", "token", "tls", "password", "user", "key")
 ROWS = "SELECT count() FROM otel.otel_traces"
 BLOCKS = "SELECT max(max_block_number) FROM system.parts WHERE database = 'otel' AND table = 'otel_traces'"
 IDS = "SELECT uniqExact(TraceId, SpanId) FROM otel.otel_traces"
-LOOK_S = 0.01
+LOOK_S, MOST_LOOK_S = 0.01, 0.1
 STALLED_S = 60.0
 
 
@@ -78,8 +78,12 @@ class CollectorUnderTest:
         return machine.cpu_s(self.pids)
 
     def wait_for(self, rows: int, stalled_s: float = STALLED_S) -> float:
-        """When so many rows were there, on the monotonic clock. Raises TracegradError when no more come."""
-        seen, changed = -1, time.monotonic()
+        """When so many rows were there, on the monotonic clock. Raises TracegradError when no more come.
+
+        Each look costs the collector time, so that there are few until the end is near.
+        """
+        first = seen = self.rows
+        begun = changed = time.monotonic()
         while (found := self.rows) < rows:
             self.running.check()
             now = time.monotonic()
@@ -87,8 +91,16 @@ class CollectorUnderTest:
                 seen, changed = found, now
             elif now - changed > stalled_s:
                 raise TracegradError(f"{rows - found} acknowledged spans cannot be queried, {stalled_s:.0f} s later")
-            time.sleep(LOOK_S)
+            left_s = (rows - found) * (now - begun) / max(1, found - first)
+            time.sleep(min(MOST_LOOK_S, max(LOOK_S, left_s / 2)))
         return time.monotonic()
+
+    def look(self) -> None:
+        """Note the most that it ever took."""
+        peak = machine.peak_resident_bytes(self.pids)
+        if peak is not None:
+            self.peaks.rss_bytes = max(peak, self.peaks.rss_bytes or 0)
+        self.peaks.spool_bytes = max(self.peaks.spool_bytes, _spooled(self.data))
 
     def kill(self) -> None:
         """As a crash does: nothing is finished."""
@@ -128,16 +140,11 @@ def _toml(base: Settings, chosen: Mapping[str, Any]) -> str:
 def _watched(tested: CollectorUnderTest, every_s: float = 0.1) -> Iterator[None]:
     ended = threading.Event()
 
-    def look() -> None:
-        while True:
-            peak = machine.peak_resident_bytes(tested.pids)
-            if peak is not None:
-                tested.peaks.rss_bytes = max(peak, tested.peaks.rss_bytes or 0)
-            tested.peaks.spool_bytes = max(tested.peaks.spool_bytes, _spooled(tested.data))
-            if ended.wait(every_s):
-                return
+    def watch() -> None:
+        while not ended.wait(every_s):
+            tested.look()
 
-    watcher = threading.Thread(target=look, name="bench-watch")
+    watcher = threading.Thread(target=watch, name="bench-watch")
     watcher.start()
     try:
         yield
