@@ -37,9 +37,7 @@ def require_cluster(store: "Statements", cluster: str) -> None:
     shards = _pairs(store, "SELECT cluster, toString(uniqExact(shard_num)) FROM system.clusters GROUP BY cluster")
     if name not in shards:
         known = ", ".join(sorted(shards)) or "none"
-        raise TracegradError(
-            f"there is no cluster {name!r} on the server (there are: {known}): set [collector] cluster"
-        )
+        raise TracegradError(f"the server knows no cluster {name!r}, only {known}: correct [collector] cluster")
     if int(shards[name]) != 1:
         raise TracegradError(
             f"cluster {name!r} has {shards[name]} shards, and traces must be on one: "

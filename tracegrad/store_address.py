@@ -72,12 +72,12 @@ def store_address(url: str) -> StoreAddress:
         port = parts.port
     except ValueError as error:
         raise ValueError("is not an address: write clickhouse://user@host:8123/otel") from error
+    if "@" in parts.path + parts.query + parts.fragment or parts.fragment:  # part of a password, so not to be shown
+        raise ValueError("is cut short: in a password, write / as %2F, ? as %3F, # as %23 and @ as %40")
     if parts.scheme not in SCHEMES or not parts.hostname:
         raise ValueError("is neither chdb nor an address: write clickhouse://user@host:8123/otel")
     if (database := parts.path.strip("/")) not in ("", DATABASE):
         raise ValueError(f"names database {database!r}, but the schema is made of tables of the database {DATABASE}")
-    if parts.fragment:
-        raise ValueError("holds a #: write it as %23 where it belongs to the password")
     given: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name in given:
