@@ -62,7 +62,8 @@ class Collector:
         return http(self.otlp + path, request.SerializeToString(), content_type="application/x-protobuf")
 
     def sql(self, query: str, **headers: str) -> str:
-        """The answer as tab-separated text."""
+        """The answer as tab-separated text, when all that was acknowledged is in the store."""
+        self.drained()
         reply = http(self.clickhouse + "/?database=otel", query.encode(), **headers)
         assert reply.status == 200, reply.body
         return reply.body.decode().rstrip("\n")
@@ -118,7 +119,7 @@ def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collector]:
         yield started
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def start() -> Callable[..., Any]:
     """A context manager that runs a collector on a directory, with further options."""
     return running
