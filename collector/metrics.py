@@ -181,15 +181,12 @@ BAD_HTTP = Counter("bad_http_total", "What came to an HTTP port and was no HTTP.
 SPOOL_BYTES = Gauge("spool_bytes", "Acknowledged, on disk, and not yet in the store.", ("signal",))
 SPOOL_SEGMENTS = Gauge("spool_segments", "Files of the spool.", ("signal",))
 SPOOL_OLDEST = Gauge("spool_oldest_seconds", "Age of the oldest request in the spool.", ("signal",))
-SPOOL_DAMAGED = Counter(
-    "spool_damaged_total", "Torn or corrupt stretches of the spool, set aside.", ("signal", "reason")
+SPOOL_LOSSES = Gauge(
+    "spool_losses",
+    "What the spool set aside since the start: torn, damaged, or refused by the store.",
+    ("signal", "kind"),
 )
-QUEUED_BYTES = Gauge("queue_bytes", "Requests in memory on their way into the spool or the store.", ("signal",))
 INSERTS = Counter("inserts_total", "Inserts by outcome: done or failed.", ("signal", "outcome"))
 INSERT_SECONDS = Histogram("insert_seconds", "How long inserts that were done took.", ("signal",))
 ROWS = Counter("rows_total", "Rows that the store took.", ("signal",))
 RETRIES = Counter("insert_retries_total", "Inserts that were tried again.", ("signal",))
-LOST_REQUESTS = Counter(
-    "lost_requests_total", "Acknowledged requests that are not in the store for good, by reason.", ("signal", "reason")
-)
-LOST_BYTES = Counter("lost_bytes_total", "Their bytes.", ("signal", "reason"))

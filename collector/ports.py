@@ -19,7 +19,8 @@ class Ports:
     host: str
     otlp_http: socket.socket
     otlp_grpc: socket.socket
-    clickhouse: socket.socket
+    clickhouse: socket.socket | None
+    """None where the store is a server, which answers for itself."""
 
     def released(self) -> int:
         """The port of OTLP/gRPC, free for its server to bind."""
@@ -31,14 +32,17 @@ class Ports:
 @contextlib.contextmanager
 def taken(settings: CollectorSettings) -> Iterator[Ports]:
     """All ports of a collector, until the block ends. Raises PortInUseError and SettingsError."""
-    wanted = (
-        (settings.otlp_http_port, "the OTLP/HTTP receiver"),
-        (settings.otlp_grpc_port, "the OTLP/gRPC receiver"),
-        (settings.clickhouse_port, "the ClickHouse HTTP interface"),
-    )
     with contextlib.ExitStack() as stack:
-        bound = [stack.enter_context(_bind(settings.host, port, what)) for port, what in wanted]
-        yield Ports(settings.host, *bound)
+
+        def bind(port: int, what: str) -> socket.socket:
+            return stack.enter_context(_bind(settings.host, port, what))
+
+        yield Ports(
+            settings.host,
+            bind(settings.otlp_http_port, "the OTLP/HTTP receiver"),
+            bind(settings.otlp_grpc_port, "the OTLP/gRPC receiver"),
+            None if settings.server else bind(settings.clickhouse_port, "the ClickHouse HTTP interface"),
+        )
 
 
 def port_of(listener: socket.socket) -> int:

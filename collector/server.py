@@ -5,27 +5,27 @@ SIGTERM or SIGINT: no new connections, requests in flight are finished, the stor
 """
 
 import asyncio
-import contextlib
 import logging
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import uvloop
 from aiohttp import web
 
 from collector.clickhouse_http import ClickHouseHttp
-from collector.engine import Engine
 from collector.guard import is_loopback
 from collector.http_limits import LINGER_S, ServerLog
-from collector.ingest import Ingest
-from collector.migrations import migrate
+from collector.open_store import OpenStore, open_store
 from collector.otlp_grpc import OtlpGrpc
 from collector.otlp_http import OtlpHttp
+from collector.pipeline import Pipeline, pipeline
 from collector.ports import Ports, port_of, shown, taken
 from collector.receiver import Receiver
-from collector.signals import LOGS, METRICS, TRACES
 from collector.tls import Tls, load_tls
-from tracegrad.settings import Settings
+from tracegrad.settings import CollectorSettings, Settings
 
 log = logging.getLogger(__name__)
 
@@ -43,47 +43,79 @@ def run(settings: Settings) -> None:
         log.warning("whoever reaches %s may send: set token of [collector], or keep the port private", chosen.host)
     with (
         taken(chosen) as ports,
-        Engine(chosen.data) as engine,
-        contextlib.chdir(chosen.data),  # the engine caches schemas where it stands
+        open_store(chosen) as opened,
+        pipeline(chosen, opened.store) as road,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        with engine.connection() as connection:
-            migrate(connection)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(engine, ports, token, tls, chosen.max_body_bytes))
+        runner.run(_Serving(chosen, ports, opened, road, token, tls).serve())
     log.info("collector stopped data=%s", chosen.data)
 
 
-async def _serve(engine: Engine, ports: Ports, token: str | None, tls: Tls | None, max_body_bytes: int) -> None:
-    stop = asyncio.Event()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
-    ingests = [Ingest(engine, kind) for kind in (TRACES, LOGS, METRICS)]
-    receiver = Receiver(ingests, token=token, max_body_bytes=max_body_bytes)
-    sql, otlp_grpc = ClickHouseHttp(engine), OtlpGrpc(receiver)
-    otlp_http = _runner(OtlpHttp(receiver).application(ports.host))
-    # The handler of a client that goes away is cancelled, so that its statement can be stopped.
-    clickhouse = _runner(sql.application(ports.host), handler_cancellation=True, max_line_size=MAX_URL_BYTES)
-    try:
-        await otlp_http.setup()
-        await web.SockSite(otlp_http, ports.otlp_http, ssl_context=None if tls is None else tls.context).start()
-        await clickhouse.setup()
-        await web.SockSite(clickhouse, ports.clickhouse).start()
-        grpc_port = ports.released()
-        await otlp_grpc.start(ports.host, grpc_port, tls)
-        scheme = "http" if tls is None else "https"
-        log.info(
-            "collector ready otlp_http=%s clickhouse=%s otlp_grpc=%s data=%s",
-            shown(ports.host, port_of(ports.otlp_http), scheme),
-            shown(ports.host, port_of(ports.clickhouse)),
-            shown(ports.host, grpc_port, scheme),
-            engine.directory.absolute(),
-        )
-        await stop.wait()
-        log.info("collector stopping")
-        receiver.stopping = True
-    finally:
-        await asyncio.gather(otlp_http.cleanup(), otlp_grpc.stop(FINISH_S), clickhouse.cleanup(), sql.finish(FINISH_S))
-        await asyncio.gather(*(ingest.close() for ingest in ingests), sql.close())
+@dataclass(frozen=True)
+class _Serving:
+    chosen: CollectorSettings
+    ports: Ports
+    opened: OpenStore
+    road: Pipeline
+    token: str | None
+    tls: Tls | None
+
+    async def serve(self) -> None:
+        stop = asyncio.Event()
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
+        ingests = self.road.ingests()
+        receiver = Receiver(ingests, token=self.token, max_body_bytes=self.chosen.max_body_bytes)
+        self.road.start()
+        try:
+            async with self._sql(), self._otlp(receiver) as grpc_port:
+                scheme = "http" if self.tls is None else "https"
+                host, ports = self.ports.host, self.ports
+                log.info(
+                    "collector ready otlp_http=%s clickhouse=%s otlp_grpc=%s data=%s store=%s",
+                    shown(host, port_of(ports.otlp_http), scheme),
+                    "-" if ports.clickhouse is None else shown(host, port_of(ports.clickhouse)),
+                    shown(host, grpc_port, scheme),
+                    self.chosen.data.absolute(),
+                    self.opened.store.name,
+                )
+                await stop.wait()
+                log.info("collector stopping")
+                receiver.stopping = True
+        finally:
+            await asyncio.gather(*(ingest.close() for ingest in ingests))
+            await self.road.stop()
+
+    @asynccontextmanager
+    async def _otlp(self, receiver: Receiver) -> AsyncIterator[int]:
+        """Both transports; the port of gRPC."""
+        http, grpc = _runner(OtlpHttp(receiver).application(self.ports.host)), OtlpGrpc(receiver)
+        try:
+            await http.setup()
+            context = None if self.tls is None else self.tls.context
+            await web.SockSite(http, self.ports.otlp_http, ssl_context=context).start()
+            grpc_port = self.ports.released()
+            await grpc.start(self.ports.host, grpc_port, self.tls)
+            yield grpc_port
+        finally:
+            await asyncio.gather(http.cleanup(), grpc.stop(FINISH_S))
+
+    @asynccontextmanager
+    async def _sql(self) -> AsyncIterator[None]:
+        """SQL over HTTP, where the store is in this process; a server answers for itself."""
+        if self.opened.engine is None or self.ports.clickhouse is None:
+            yield
+            return
+        sql = ClickHouseHttp(self.opened.engine)
+        # The handler of a client that goes away is cancelled, so that its statement can be stopped.
+        runner = _runner(sql.application(self.ports.host), handler_cancellation=True, max_line_size=MAX_URL_BYTES)
+        try:
+            await runner.setup()
+            await web.SockSite(runner, self.ports.clickhouse).start()
+            yield
+        finally:
+            await asyncio.gather(runner.cleanup(), sql.finish(FINISH_S))
+            await sql.close()
 
 
 def _runner(app: web.Application, **options: Any) -> web.AppRunner:

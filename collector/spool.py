@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from collector.spool_aside import Aside
 from collector.spool_batch import Batch, Figures, SpoolFullError
@@ -25,13 +24,13 @@ from collector.spool_cursor import Position
 from collector.spool_ledger import Ledger
 from collector.spool_recovery import SPARE, discard, is_rest, recover
 from collector.spool_segment import HEAD, Record, Segment
+from tracegrad.settings import Fsync
 
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 << 20
 CACHE_BYTES = 64 << 20
 ASIDE_BYTES = 256 << 20
-Fsync = Literal["always", "interval", "off"]
 _SEGMENT_BITS = -1 << 31
 """Of a request's numbers: the rest tells places in the segment apart."""
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN}

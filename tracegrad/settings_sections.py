@@ -34,6 +34,7 @@ def _not_empty(value: object) -> object:
     return value
 
 
+Fsync = Literal["always", "interval", "off"]
 Directory = Annotated[Path, BeforeValidator(_not_empty)]
 
 
@@ -50,6 +51,11 @@ class CollectorSettings(StoreSettings, Section):
     clickhouse_port: int = Field(default=8123, ge=0, le=65535)
     max_body_bytes: int = Field(default=64 << 20, gt=0, lt=1 << 31)
     """Of one export, as plain OTLP; larger ones are refused."""
+    spool_bytes: int = Field(default=4 << 30, ge=1 << 20)
+    """Of acknowledged exports of each signal that may wait on disk for the store; beyond it senders get 429."""
+    spool_fsync: Fsync = "interval"
+    """What the spool survives: `off` a killed process, `interval` also a loss of power but for about a second of
+    acknowledged exports, `always` (each acknowledgement waits for the disk) all of them."""
     token: SecretStr | None = None
     """What senders must bear as `Authorization: Bearer`; without one, whoever reaches the OTLP ports may send."""
     token_env: str | None = None
@@ -57,6 +63,11 @@ class CollectorSettings(StoreSettings, Section):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
+
+    @property
+    def spool_directory(self) -> Path:
+        """Where exports wait for the store, embedded or not."""
+        return self.data / "spool"
 
     @property
     def secret(self) -> Secret | None:

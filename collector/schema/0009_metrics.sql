@@ -29,6 +29,8 @@ CREATE TABLE IF NOT EXISTS otel.otel_metrics_gauge
         SpanId String,
         TraceId String
     ) CODEC(ZSTD(1)),
+    -- As in otel_traces.
+    IngestId UInt64 CODEC(Delta, ZSTD(1)),
     INDEX idx_time_minmax TimeUnix TYPE minmax GRANULARITY 1
 )
 ENGINE = MergeTree
@@ -66,6 +68,8 @@ CREATE TABLE IF NOT EXISTS otel.otel_metrics_sum
     -- 1: delta, 2: cumulative.
     AggregationTemporality Int32 CODEC(ZSTD(1)),
     IsMonotonic Bool CODEC(ZSTD(1)),
+    -- As in otel_traces.
+    IngestId UInt64 CODEC(Delta, ZSTD(1)),
     INDEX idx_time_minmax TimeUnix TYPE minmax GRANULARITY 1
 )
 ENGINE = MergeTree
@@ -106,6 +110,8 @@ CREATE TABLE IF NOT EXISTS otel.otel_metrics_histogram
     Min Float64 CODEC(ZSTD(1)),
     Max Float64 CODEC(ZSTD(1)),
     AggregationTemporality Int32 CODEC(ZSTD(1)),
+    -- As in otel_traces.
+    IngestId UInt64 CODEC(Delta, ZSTD(1)),
     INDEX idx_time_minmax TimeUnix TYPE minmax GRANULARITY 1
 )
 ENGINE = MergeTree
@@ -150,6 +156,8 @@ CREATE TABLE IF NOT EXISTS otel.otel_metrics_exponential_histogram
     Min Float64 CODEC(ZSTD(1)),
     Max Float64 CODEC(ZSTD(1)),
     AggregationTemporality Int32 CODEC(ZSTD(1)),
+    -- As in otel_traces.
+    IngestId UInt64 CODEC(Delta, ZSTD(1)),
     INDEX idx_time_minmax TimeUnix TYPE minmax GRANULARITY 1
 )
 ENGINE = MergeTree
@@ -178,6 +186,8 @@ CREATE TABLE IF NOT EXISTS otel.otel_metrics_summary
     Sum Float64 CODEC(ZSTD(1)),
     ValueAtQuantiles Nested(Quantile Float64, Value Float64) CODEC(ZSTD(1)),
     Flags UInt32 CODEC(ZSTD(1)),
+    -- As in otel_traces.
+    IngestId UInt64 CODEC(Delta, ZSTD(1)),
     INDEX idx_time_minmax TimeUnix TYPE minmax GRANULARITY 1
 )
 ENGINE = MergeTree
@@ -185,116 +195,51 @@ PARTITION BY toDate(TimeUnix)
 ORDER BY (ServiceName, MetricName, toStartOfHour(TimeUnix), cityHash64(Attributes), TimeUnix)
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1, ttl_only_drop_parts = 1;
 
--- One row is one or more OTLP metrics export requests, concatenated. Nothing is stored: the view below turns it into rows of
--- otlp_metric. Names are those of ../otlp.proto. Attribute values are texts: at any other the views refuse the insert with
--- 'otlp value is nested', and the collector writes it as text first (see ../nested.py).
+-- One row is one metric with all its data points, and what it has of its scope and resource. Nothing is stored: each of the
+-- five views below takes those of its kind. Names are those of ../otlp.proto. Attribute values are texts: at any other the
+-- views refuse the insert with 'otlp value is nested', and the collector writes it as text first (see ../nested.py).
 CREATE TABLE IF NOT EXISTS otel.otlp_metrics
 (
-    resource_metrics Array(Tuple(
-        resource Tuple(attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))),
-        schema_url String,
-        scope_metrics Array(Tuple(
-            scope Tuple(name String, version String, dropped_attributes_count UInt32, attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))),
-            schema_url String,
-            metrics Array(Tuple(
-                name String, description String, unit String,
-                gauge Tuple(data_points Array(Tuple(
-                        start_time_unix_nano UInt64, time_unix_nano UInt64, as_double Float64, as_int Int64, flags UInt32,
-                        attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
-                        exemplars Array(Tuple(
-                            time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
-                            filtered_attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
-                sum Tuple(aggregation_temporality Int32, is_monotonic Bool, data_points Array(Tuple(
-                        start_time_unix_nano UInt64, time_unix_nano UInt64, as_double Float64, as_int Int64, flags UInt32,
-                        attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
-                        exemplars Array(Tuple(
-                            time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
-                            filtered_attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
-                histogram Tuple(aggregation_temporality Int32, data_points Array(Tuple(
-                        start_time_unix_nano UInt64, time_unix_nano UInt64, count UInt64, sum Float64, min Float64, max Float64, flags UInt32,
-                        bucket_counts Array(UInt64), explicit_bounds Array(Float64),
-                        attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
-                        exemplars Array(Tuple(
-                            time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
-                            filtered_attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
-                exponential_histogram Tuple(aggregation_temporality Int32, data_points Array(Tuple(
-                        start_time_unix_nano UInt64, time_unix_nano UInt64, count UInt64, sum Float64, min Float64, max Float64, flags UInt32,
-                        scale Int32, zero_count UInt64, positive Tuple(offset Int32, bucket_counts Array(UInt64)),
-                        negative Tuple(offset Int32, bucket_counts Array(UInt64)),
-                        attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
-                        exemplars Array(Tuple(
-                            time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
-                            filtered_attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
-                summary Tuple(data_points Array(Tuple(
-                        start_time_unix_nano UInt64, time_unix_nano UInt64, count UInt64, sum Float64, flags UInt32,
-                        quantile_values Array(Tuple(quantile Float64, value Float64)),
-                        attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))))))))))))
-)
-ENGINE = Null;
-
--- One row is one metric of a request, with all its data points, and what it has of its scope and resource. Nothing is
--- stored: each of the five views below takes those of its kind.
-CREATE TABLE IF NOT EXISTS otel.otlp_metric
-(
-    resource_attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
+    resource Tuple(attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))),
     resource_schema_url String,
     scope Tuple(name String, version String, dropped_attributes_count UInt32, attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))),
     scope_schema_url String,
-    name String,
-    description String,
-    unit String,
-    gauge Tuple(data_points Array(Tuple(
-            start_time_unix_nano UInt64, time_unix_nano UInt64, as_double Float64, as_int Int64, flags UInt32,
-            attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
-            exemplars Array(Tuple(
-                time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
-                filtered_attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
-    sum Tuple(aggregation_temporality Int32, is_monotonic Bool, data_points Array(Tuple(
-            start_time_unix_nano UInt64, time_unix_nano UInt64, as_double Float64, as_int Int64, flags UInt32,
-            attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
-            exemplars Array(Tuple(
-                time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
-                filtered_attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
-    histogram Tuple(aggregation_temporality Int32, data_points Array(Tuple(
-            start_time_unix_nano UInt64, time_unix_nano UInt64, count UInt64, sum Float64, min Float64, max Float64, flags UInt32,
-            bucket_counts Array(UInt64), explicit_bounds Array(Float64),
-            attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
-            exemplars Array(Tuple(
-                time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
-                filtered_attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
-    exponential_histogram Tuple(aggregation_temporality Int32, data_points Array(Tuple(
-            start_time_unix_nano UInt64, time_unix_nano UInt64, count UInt64, sum Float64, min Float64, max Float64, flags UInt32,
-            scale Int32, zero_count UInt64, positive Tuple(offset Int32, bucket_counts Array(UInt64)),
-            negative Tuple(offset Int32, bucket_counts Array(UInt64)),
-            attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
-            exemplars Array(Tuple(
-                time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
-                filtered_attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
-    summary Tuple(data_points Array(Tuple(
-            start_time_unix_nano UInt64, time_unix_nano UInt64, count UInt64, sum Float64, flags UInt32,
-            quantile_values Array(Tuple(quantile Float64, value Float64)),
-            attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))))))
+    metric Tuple(
+        name String, description String, unit String,
+        gauge Tuple(data_points Array(Tuple(
+                start_time_unix_nano UInt64, time_unix_nano UInt64, as_double Float64, as_int Int64, flags UInt32,
+                attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
+                exemplars Array(Tuple(
+                    time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
+                    filtered_attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
+        sum Tuple(aggregation_temporality Int32, is_monotonic Bool, data_points Array(Tuple(
+                start_time_unix_nano UInt64, time_unix_nano UInt64, as_double Float64, as_int Int64, flags UInt32,
+                attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
+                exemplars Array(Tuple(
+                    time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
+                    filtered_attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
+        histogram Tuple(aggregation_temporality Int32, data_points Array(Tuple(
+                start_time_unix_nano UInt64, time_unix_nano UInt64, count UInt64, sum Float64, min Float64, max Float64, flags UInt32,
+                bucket_counts Array(UInt64), explicit_bounds Array(Float64),
+                attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
+                exemplars Array(Tuple(
+                    time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
+                    filtered_attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
+        exponential_histogram Tuple(aggregation_temporality Int32, data_points Array(Tuple(
+                start_time_unix_nano UInt64, time_unix_nano UInt64, count UInt64, sum Float64, min Float64, max Float64, flags UInt32,
+                scale Int32, zero_count UInt64, positive Tuple(offset Int32, bucket_counts Array(UInt64)),
+                negative Tuple(offset Int32, bucket_counts Array(UInt64)),
+                attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
+                exemplars Array(Tuple(
+                    time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
+                    filtered_attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
+        summary Tuple(data_points Array(Tuple(
+                start_time_unix_nano UInt64, time_unix_nano UInt64, count UInt64, sum Float64, flags UInt32,
+                quantile_values Array(Tuple(quantile Float64, value Float64)),
+                attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))))))),
+    ingest_id UInt64
 )
 ENGINE = Null;
-
-CREATE MATERIALIZED VIEW IF NOT EXISTS otel.otlp_metrics_mv TO otel.otlp_metric AS
-SELECT
-    resource_metrics.resource.attributes AS resource_attributes,
-    resource_metrics.schema_url AS resource_schema_url,
-    scope_metrics.scope AS scope,
-    scope_metrics.schema_url AS scope_schema_url,
-    metric.name AS name,
-    metric.description AS description,
-    metric.unit AS unit,
-    metric.gauge AS gauge,
-    metric.sum AS sum,
-    metric.histogram AS histogram,
-    metric.exponential_histogram AS exponential_histogram,
-    metric.summary AS summary
-FROM otel.otlp_metrics
-ARRAY JOIN resource_metrics
-ARRAY JOIN resource_metrics.scope_metrics AS scope_metrics
-ARRAY JOIN scope_metrics.metrics AS metric;
 
 CREATE MATERIALIZED VIEW IF NOT EXISTS otel.otlp_metrics_gauge_mv TO otel.otel_metrics_gauge AS
 WITH
@@ -303,7 +248,7 @@ WITH
         arrayMap(v -> if(throwIf(v.value NOT IN ('', 's'), 'otlp value is nested') = 0, v.string_value, ''), pairs.value)))) AS attributes,
     (ns -> fromUnixTimestamp64Nano(toInt64(least(ns, 9223372036854775807)))) AS time
 SELECT
-    attributes(resource_attributes) AS ResourceAttributes,
+    attributes(resource.attributes) AS ResourceAttributes,
     resource_schema_url AS ResourceSchemaUrl,
     scope.name AS ScopeName,
     scope.version AS ScopeVersion,
@@ -311,9 +256,9 @@ SELECT
     scope.dropped_attributes_count AS ScopeDroppedAttrCount,
     scope_schema_url AS ScopeSchemaUrl,
     ResourceAttributes['service.name'] AS ServiceName,
-    name AS MetricName,
-    description AS MetricDescription,
-    unit AS MetricUnit,
+    metric.name AS MetricName,
+    metric.description AS MetricDescription,
+    metric.unit AS MetricUnit,
     attributes(point.attributes) AS Attributes,
     time(point.start_time_unix_nano) AS StartTimeUnix,
     time(point.time_unix_nano) AS TimeUnix,
@@ -323,9 +268,10 @@ SELECT
     arrayMap(e -> time(e.time_unix_nano), point.exemplars) AS `Exemplars.TimeUnix`,
     arrayMap(e -> if(e.as_int != 0, toFloat64(e.as_int), e.as_double), point.exemplars) AS `Exemplars.Value`,
     arrayMap(e -> lower(leftPad(hex(e.span_id), 16, '0')), point.exemplars) AS `Exemplars.SpanId`,
-    arrayMap(e -> lower(leftPad(hex(e.trace_id), 32, '0')), point.exemplars) AS `Exemplars.TraceId`
-FROM otel.otlp_metric
-ARRAY JOIN gauge.data_points AS point;
+    arrayMap(e -> lower(leftPad(hex(e.trace_id), 32, '0')), point.exemplars) AS `Exemplars.TraceId`,
+    ingest_id AS IngestId
+FROM otel.otlp_metrics
+ARRAY JOIN metric.gauge.data_points AS point;
 
 CREATE MATERIALIZED VIEW IF NOT EXISTS otel.otlp_metrics_sum_mv TO otel.otel_metrics_sum AS
 WITH
@@ -334,7 +280,7 @@ WITH
         arrayMap(v -> if(throwIf(v.value NOT IN ('', 's'), 'otlp value is nested') = 0, v.string_value, ''), pairs.value)))) AS attributes,
     (ns -> fromUnixTimestamp64Nano(toInt64(least(ns, 9223372036854775807)))) AS time
 SELECT
-    attributes(resource_attributes) AS ResourceAttributes,
+    attributes(resource.attributes) AS ResourceAttributes,
     resource_schema_url AS ResourceSchemaUrl,
     scope.name AS ScopeName,
     scope.version AS ScopeVersion,
@@ -342,23 +288,24 @@ SELECT
     scope.dropped_attributes_count AS ScopeDroppedAttrCount,
     scope_schema_url AS ScopeSchemaUrl,
     ResourceAttributes['service.name'] AS ServiceName,
-    name AS MetricName,
-    description AS MetricDescription,
-    unit AS MetricUnit,
+    metric.name AS MetricName,
+    metric.description AS MetricDescription,
+    metric.unit AS MetricUnit,
     attributes(point.attributes) AS Attributes,
     time(point.start_time_unix_nano) AS StartTimeUnix,
     time(point.time_unix_nano) AS TimeUnix,
     if(point.as_int != 0, toFloat64(point.as_int), point.as_double) AS Value,
     point.flags AS Flags,
-    sum.aggregation_temporality AS AggregationTemporality,
-    sum.is_monotonic AS IsMonotonic,
+    metric.sum.aggregation_temporality AS AggregationTemporality,
+    metric.sum.is_monotonic AS IsMonotonic,
     arrayMap(e -> attributes(e.filtered_attributes), point.exemplars) AS `Exemplars.FilteredAttributes`,
     arrayMap(e -> time(e.time_unix_nano), point.exemplars) AS `Exemplars.TimeUnix`,
     arrayMap(e -> if(e.as_int != 0, toFloat64(e.as_int), e.as_double), point.exemplars) AS `Exemplars.Value`,
     arrayMap(e -> lower(leftPad(hex(e.span_id), 16, '0')), point.exemplars) AS `Exemplars.SpanId`,
-    arrayMap(e -> lower(leftPad(hex(e.trace_id), 32, '0')), point.exemplars) AS `Exemplars.TraceId`
-FROM otel.otlp_metric
-ARRAY JOIN sum.data_points AS point;
+    arrayMap(e -> lower(leftPad(hex(e.trace_id), 32, '0')), point.exemplars) AS `Exemplars.TraceId`,
+    ingest_id AS IngestId
+FROM otel.otlp_metrics
+ARRAY JOIN metric.sum.data_points AS point;
 
 CREATE MATERIALIZED VIEW IF NOT EXISTS otel.otlp_metrics_histogram_mv TO otel.otel_metrics_histogram AS
 WITH
@@ -367,7 +314,7 @@ WITH
         arrayMap(v -> if(throwIf(v.value NOT IN ('', 's'), 'otlp value is nested') = 0, v.string_value, ''), pairs.value)))) AS attributes,
     (ns -> fromUnixTimestamp64Nano(toInt64(least(ns, 9223372036854775807)))) AS time
 SELECT
-    attributes(resource_attributes) AS ResourceAttributes,
+    attributes(resource.attributes) AS ResourceAttributes,
     resource_schema_url AS ResourceSchemaUrl,
     scope.name AS ScopeName,
     scope.version AS ScopeVersion,
@@ -375,9 +322,9 @@ SELECT
     scope.dropped_attributes_count AS ScopeDroppedAttrCount,
     scope_schema_url AS ScopeSchemaUrl,
     ResourceAttributes['service.name'] AS ServiceName,
-    name AS MetricName,
-    description AS MetricDescription,
-    unit AS MetricUnit,
+    metric.name AS MetricName,
+    metric.description AS MetricDescription,
+    metric.unit AS MetricUnit,
     attributes(point.attributes) AS Attributes,
     time(point.start_time_unix_nano) AS StartTimeUnix,
     time(point.time_unix_nano) AS TimeUnix,
@@ -388,14 +335,15 @@ SELECT
     point.flags AS Flags,
     point.min AS Min,
     point.max AS Max,
-    histogram.aggregation_temporality AS AggregationTemporality,
+    metric.histogram.aggregation_temporality AS AggregationTemporality,
     arrayMap(e -> attributes(e.filtered_attributes), point.exemplars) AS `Exemplars.FilteredAttributes`,
     arrayMap(e -> time(e.time_unix_nano), point.exemplars) AS `Exemplars.TimeUnix`,
     arrayMap(e -> if(e.as_int != 0, toFloat64(e.as_int), e.as_double), point.exemplars) AS `Exemplars.Value`,
     arrayMap(e -> lower(leftPad(hex(e.span_id), 16, '0')), point.exemplars) AS `Exemplars.SpanId`,
-    arrayMap(e -> lower(leftPad(hex(e.trace_id), 32, '0')), point.exemplars) AS `Exemplars.TraceId`
-FROM otel.otlp_metric
-ARRAY JOIN histogram.data_points AS point;
+    arrayMap(e -> lower(leftPad(hex(e.trace_id), 32, '0')), point.exemplars) AS `Exemplars.TraceId`,
+    ingest_id AS IngestId
+FROM otel.otlp_metrics
+ARRAY JOIN metric.histogram.data_points AS point;
 
 CREATE MATERIALIZED VIEW IF NOT EXISTS otel.otlp_metrics_exponential_histogram_mv TO otel.otel_metrics_exponential_histogram AS
 WITH
@@ -404,7 +352,7 @@ WITH
         arrayMap(v -> if(throwIf(v.value NOT IN ('', 's'), 'otlp value is nested') = 0, v.string_value, ''), pairs.value)))) AS attributes,
     (ns -> fromUnixTimestamp64Nano(toInt64(least(ns, 9223372036854775807)))) AS time
 SELECT
-    attributes(resource_attributes) AS ResourceAttributes,
+    attributes(resource.attributes) AS ResourceAttributes,
     resource_schema_url AS ResourceSchemaUrl,
     scope.name AS ScopeName,
     scope.version AS ScopeVersion,
@@ -412,9 +360,9 @@ SELECT
     scope.dropped_attributes_count AS ScopeDroppedAttrCount,
     scope_schema_url AS ScopeSchemaUrl,
     ResourceAttributes['service.name'] AS ServiceName,
-    name AS MetricName,
-    description AS MetricDescription,
-    unit AS MetricUnit,
+    metric.name AS MetricName,
+    metric.description AS MetricDescription,
+    metric.unit AS MetricUnit,
     attributes(point.attributes) AS Attributes,
     time(point.start_time_unix_nano) AS StartTimeUnix,
     time(point.time_unix_nano) AS TimeUnix,
@@ -429,14 +377,15 @@ SELECT
     point.flags AS Flags,
     point.min AS Min,
     point.max AS Max,
-    exponential_histogram.aggregation_temporality AS AggregationTemporality,
+    metric.exponential_histogram.aggregation_temporality AS AggregationTemporality,
     arrayMap(e -> attributes(e.filtered_attributes), point.exemplars) AS `Exemplars.FilteredAttributes`,
     arrayMap(e -> time(e.time_unix_nano), point.exemplars) AS `Exemplars.TimeUnix`,
     arrayMap(e -> if(e.as_int != 0, toFloat64(e.as_int), e.as_double), point.exemplars) AS `Exemplars.Value`,
     arrayMap(e -> lower(leftPad(hex(e.span_id), 16, '0')), point.exemplars) AS `Exemplars.SpanId`,
-    arrayMap(e -> lower(leftPad(hex(e.trace_id), 32, '0')), point.exemplars) AS `Exemplars.TraceId`
-FROM otel.otlp_metric
-ARRAY JOIN exponential_histogram.data_points AS point;
+    arrayMap(e -> lower(leftPad(hex(e.trace_id), 32, '0')), point.exemplars) AS `Exemplars.TraceId`,
+    ingest_id AS IngestId
+FROM otel.otlp_metrics
+ARRAY JOIN metric.exponential_histogram.data_points AS point;
 
 CREATE MATERIALIZED VIEW IF NOT EXISTS otel.otlp_metrics_summary_mv TO otel.otel_metrics_summary AS
 WITH
@@ -445,7 +394,7 @@ WITH
         arrayMap(v -> if(throwIf(v.value NOT IN ('', 's'), 'otlp value is nested') = 0, v.string_value, ''), pairs.value)))) AS attributes,
     (ns -> fromUnixTimestamp64Nano(toInt64(least(ns, 9223372036854775807)))) AS time
 SELECT
-    attributes(resource_attributes) AS ResourceAttributes,
+    attributes(resource.attributes) AS ResourceAttributes,
     resource_schema_url AS ResourceSchemaUrl,
     scope.name AS ScopeName,
     scope.version AS ScopeVersion,
@@ -453,9 +402,9 @@ SELECT
     scope.dropped_attributes_count AS ScopeDroppedAttrCount,
     scope_schema_url AS ScopeSchemaUrl,
     ResourceAttributes['service.name'] AS ServiceName,
-    name AS MetricName,
-    description AS MetricDescription,
-    unit AS MetricUnit,
+    metric.name AS MetricName,
+    metric.description AS MetricDescription,
+    metric.unit AS MetricUnit,
     attributes(point.attributes) AS Attributes,
     time(point.start_time_unix_nano) AS StartTimeUnix,
     time(point.time_unix_nano) AS TimeUnix,
@@ -463,6 +412,7 @@ SELECT
     point.sum AS Sum,
     point.quantile_values.quantile AS `ValueAtQuantiles.Quantile`,
     point.quantile_values.value AS `ValueAtQuantiles.Value`,
-    point.flags AS Flags
-FROM otel.otlp_metric
-ARRAY JOIN summary.data_points AS point;
+    point.flags AS Flags,
+    ingest_id AS IngestId
+FROM otel.otlp_metrics
+ARRAY JOIN metric.summary.data_points AS point;

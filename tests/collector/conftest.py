@@ -83,7 +83,8 @@ class Collector:
             time.sleep(0.02)
 
     def client(self, **options: Any) -> Any:
-        """A clickhouse-connect client."""
+        """A clickhouse-connect client, when all that was acknowledged is in the store."""
+        self.drained()
         host, port = self.clickhouse.removeprefix("http://").split(":")
         return clickhouse_connect.get_client(host=host, port=int(port), database="otel", **options)
 
