@@ -5,17 +5,16 @@ import concurrent.futures
 import gzip
 import json
 import secrets
+import socket
 import zlib
 from typing import Any
 
 import pytest
 import zstandard
+from google.protobuf.json_format import MessageToDict
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-    ExportMetricsServiceResponse,
-)
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -384,15 +383,47 @@ def test_a_body_that_is_announced_too_large_is_not_read(collector: Any, fetch: A
     assert reply.status == 413
 
 
-def test_metrics_are_accepted_and_said_not_to_be_stored(collector: Any, fetch: Any) -> None:
-    request = ExportMetricsServiceRequest()
-    metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="m")
-    metric.gauge.data_points.add(as_int=1)
-    metric.gauge.data_points.add(as_int=2)
-    reply = fetch(f"{collector.otlp}/v1/metrics", request.SerializeToString(), content_type=PROTOBUF)
-    partial = ExportMetricsServiceResponse.FromString(reply.body).partial_success
-    assert (reply.status, partial.rejected_data_points) == (200, 2)
-    assert "not stored" in partial.error_message
+@pytest.mark.parametrize("form", ["protobuf", "json"])
+def test_metrics_are_stored(collector: Any, fetch: Any, form: str) -> None:
+    request, name = ExportMetricsServiceRequest(), f"m.{secrets.token_hex(4)}"
+    metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name=name)
+    for value in (1, 2):
+        metric.gauge.data_points.add(as_int=value, time_unix_nano=1_700_000_000_000_000_000)
+    metric.gauge.data_points[0].exemplars.add(trace_id=b"\x01" * 16, span_id=b"\x02" * 8, as_int=1)
+    body, content_type = request.SerializeToString(), PROTOBUF
+    if form == "json":
+        content = MessageToDict(request)
+        point = content["resourceMetrics"][0]["scopeMetrics"][0]["metrics"][0]["gauge"]["dataPoints"][0]
+        point["exemplars"][0] |= {"traceId": "01" * 16, "spanId": "02" * 8}
+        body, content_type = json.dumps(content).encode(), "application/json"
+    reply = fetch(f"{collector.otlp}/v1/metrics", body, content_type=content_type)
+    assert (reply.status, reply.body) == (200, b"{}" if form == "json" else b"")
+    query = f"SELECT Value, Exemplars.TraceId FROM otel_metrics_gauge WHERE MetricName = '{name}' ORDER BY Value"
+    assert collector.sql(query).splitlines() == [f"1\t['{'01' * 16}']", "2\t[]"]
+
+
+def test_json_with_half_a_character_is_read(collector: Any, fetch: Any) -> None:
+    trace = secrets.token_hex(16)
+    body = json_span(trace, '{"stringValue":"cut \\ud83d, whole \\ud83d\\ude00"}')
+    assert fetch(f"{collector.otlp}/v1/traces", body, content_type="application/json").status == 200
+    assert collector.sql(f"SELECT SpanAttributes['n'] FROM otel_traces WHERE TraceId = '{trace}'") == (
+        "cut \ufffd, whole \U0001f600"
+    )
+
+
+def test_nonsense_costs_one_line_of_the_log(collector: Any) -> None:
+    host, port = collector.otlp.removeprefix("http://").split(":")
+    before = len(collector.log.read_text().splitlines())
+    for nonsense in (b"\x16\x03\x01\x02\x00\x01\x00", b"my-secret-key\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n") * 3:
+        with socket.create_connection((host, int(port)), timeout=20) as opened:
+            opened.sendall(nonsense)
+            opened.shutdown(socket.SHUT_WR)
+            while opened.recv(4096):
+                pass
+    log = "\n".join(collector.log.read_text().splitlines()[before:])
+    assert "Traceback" not in log
+    assert "my-secret-key" not in log
+    assert log.count("what came is no HTTP") <= 1
 
 
 def test_an_empty_request_is_accepted(collector: Any, fetch: Any) -> None:

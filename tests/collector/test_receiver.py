@@ -197,12 +197,8 @@ async def until_in_flight(count: int) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize(
-    ("token", "code"), [(None, UNAUTHENTICATED), ("wrong", UNAUTHENTICATED), ("caf\xe9", UNAUTHENTICATED), ("right", 0)]
-)
+@pytest.mark.parametrize(("token", "code"), [(None, UNAUTHENTICATED), ("wrong", UNAUTHENTICATED), ("right", 0)])
 async def test_a_token_is_asked_for_before_anything_is_read(transport: str, token: str | None, code: int) -> None:
-    if transport == "grpc" and token is not None and not token.isascii():
-        pytest.skip("gRPC's metadata are ASCII: a client refuses to send this")
     store = StoreDouble()
     async with served(store, token="right") as server:
         answer = await server.export(transport, spans().SerializeToString(), token=token)
@@ -214,7 +210,7 @@ async def test_a_token_is_asked_for_before_anything_is_read(transport: str, toke
         assert transport == "grpc" or answer.http_status == 401
 
 
-@pytest.mark.parametrize("header", ["right", "Basic right", "Bearerright", "Bearer  right x", "bearer", ""])
+@pytest.mark.parametrize("header", ["right", "Basic right", "Bearerright", "Bearer  right x", "Bearer caf\xe9", ""])
 async def test_only_a_bearer_token_counts(header: str) -> None:
     async with served(StoreDouble(), token="right") as server, aiohttp.ClientSession() as session:
         headers = {"content-type": PROTOBUF, "authorization": header}
@@ -278,9 +274,9 @@ async def test_nonsense_on_the_grpc_port_ends_its_connection_and_nothing_else(no
     async with served(StoreDouble()) as server:
         host, _, port = server.grpc.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(nonsense)
-        writer.write_eof()
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):  # it may be closed before all is written
+            writer.write(nonsense)
+            writer.write_eof()
             await asyncio.wait_for(reader.read(), 20)
         writer.close()
         assert (await server.export("grpc", spans().SerializeToString())).code == 0

@@ -19,6 +19,7 @@ from collector.otlp_grpc import OtlpGrpc
 from collector.otlp_http import OtlpHttp
 from collector.receiver import Receiver, Rejected
 from collector.signals import TRACES, Signal
+from collector.tls import Tls
 
 PROTOBUF = "application/x-protobuf"
 EXPORT = {
@@ -109,19 +110,19 @@ async def export_grpc(
 
 
 @contextlib.asynccontextmanager
-async def served(*stores: StoreDouble, **options: object) -> AsyncIterator[Served]:
+async def served(*stores: StoreDouble, tls: Tls | None = None, **options: object) -> AsyncIterator[Served]:
     """Both transports over one Receiver with `options`."""
     receiver = Receiver(stores, **options)  # type: ignore[arg-type]
     otlp_grpc = OtlpGrpc(receiver)
     runner = web.AppRunner(OtlpHttp(receiver).application("127.0.0.1"), auto_decompress=False)
     await runner.setup()
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as probe:
-        await web.SockSite(runner, listener).start()
+        await web.SockSite(runner, listener, ssl_context=None if tls is None else tls.context).start()
         port = probe.getsockname()[1]
         probe.close()
-        await otlp_grpc.start("127.0.0.1", port, None)
+        await otlp_grpc.start("127.0.0.1", port, tls)
         try:
-            http = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            http = f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}"
             yield Served(receiver, http, f"127.0.0.1:{port}", otlp_grpc, runner)
         finally:
             await otlp_grpc.stop(1)
