@@ -1,8 +1,9 @@
 -- How OTLP becomes rows. The collector cuts requests into their records (see ../rows.py) and sends these, each behind its
 -- length, in format Protobuf: the engine itself decodes them. Names are those of ../otlp.proto. `value` tells which member
--- of an AnyValue is set: string, bool, int, double, array, kvlist, bytes. What an array holds is read one level deep; at
--- anything deeper the view refuses the insert with 'otlp value is nested', and the collector writes that value as text first
--- (see ../nested.py).
+-- of an AnyValue is set: string, bool, int, double, array, kvlist, bytes. Its text is to the byte what the OpenTelemetry
+-- Collector's ClickHouse exporter stores (see ../value_text.py). What an array holds is read one level deep; at anything
+-- deeper, and at the few strings and numbers whose JSON the engine writes in another way, the view refuses the insert with
+-- 'otlp value is nested', and the collector writes that value as text first (see ../nested.py).
 DROP VIEW IF EXISTS otel.otlp_traces_mv;
 DROP VIEW IF EXISTS otel.otlp_logs_mv;
 DROP TABLE IF EXISTS otel.otlp_traces;
@@ -59,16 +60,18 @@ WITH
     ((kind, s, b, i, d, y, items) -> multiIf(
         kind = 's', s,
         kind = 'i', toString(i),
-        kind = 'd', toString(d),
+        kind = 'd', if(abs(d) < 1e21, toString(d), if(isFinite(d), replaceOne(toString(d), 'e', 'e+'),
+            concat('json: unsupported value: ', transform(toString(d), ['nan', 'inf'], ['NaN', '+Inf'], '-Inf')))),
         kind = 'b', toString(b),
         kind = 'y', base64Encode(y),
         kind = 'a', concat('[', arrayStringConcat(arrayMap(item -> multiIf(
-            item.value = 's', toJSONString(item.string_value),
+            item.value = 's' AND isValidUTF8(item.string_value) AND position(toJSONString(item.string_value), '\\u00') = 0,
+                toJSONString(item.string_value),
             item.value = 'i', toString(item.int_value),
-            item.value = 'd', toString(item.double_value),
+            item.value = 'd' AND abs(item.double_value) < 1e21, toString(item.double_value),
             item.value = 'b', toString(item.bool_value),
-            item.value = 'y', toJSONString(base64Encode(item.bytes_value)),
-            throwIf(item.value IN ('a', 'k'), 'otlp value is nested'), '',
+            item.value = 'y' AND notEmpty(item.bytes_value), concat('"', base64Encode(item.bytes_value), '"'),
+            throwIf(item.value NOT IN ('', 'y'), 'otlp value is nested'), '',
             'null'), items), ','), ']'),
         throwIf(kind = 'k', 'otlp value is nested'), '',
         '')) AS text,
@@ -78,29 +81,31 @@ WITH
             (kind, s, b, i, d, y, items) -> text(kind, s, b, i, d, y, items),
             pairs.value.value, pairs.value.string_value, pairs.value.bool_value, pairs.value.int_value,
             pairs.value.double_value, pairs.value.bytes_value, pairs.value.array_value.values))) AS attributes,
+    (id -> if(id IN (unhex('0000000000000000'), unhex('00000000000000000000000000000000')), '', lower(hex(id)))) AS id_text,
     (ns -> fromUnixTimestamp64Nano(toInt64(least(ns, 9223372036854775807)))) AS time,
     arrayMap(pairs -> attributes(pairs), arrayConcat([resource.attributes], span.events.attributes, span.links.attributes)) AS maps
 SELECT
     time(span.start_time_unix_nano) AS Timestamp,
-    lower(hex(span.trace_id)) AS TraceId,
-    lower(hex(span.span_id)) AS SpanId,
-    lower(hex(span.parent_span_id)) AS ParentSpanId,
+    id_text(span.trace_id) AS TraceId,
+    id_text(span.span_id) AS SpanId,
+    id_text(span.parent_span_id) AS ParentSpanId,
     span.trace_state AS TraceState,
     span.name AS SpanName,
-    transform(span.kind, [1, 2, 3, 4, 5], ['Internal', 'Server', 'Client', 'Producer', 'Consumer'], 'Unspecified') AS SpanKind,
+    transform(
+        span.kind, [0, 1, 2, 3, 4, 5], ['Unspecified', 'Internal', 'Server', 'Client', 'Producer', 'Consumer'], '') AS SpanKind,
     ResourceAttributes['service.name'] AS ServiceName,
     maps[1] AS ResourceAttributes,
     scope.name AS ScopeName,
     scope.version AS ScopeVersion,
     attributes(span.attributes) AS SpanAttributes,
     if(span.end_time_unix_nano > span.start_time_unix_nano, span.end_time_unix_nano - span.start_time_unix_nano, 0) AS Duration,
-    transform(span.status.code, [1, 2], ['Ok', 'Error'], 'Unset') AS StatusCode,
+    transform(span.status.code, [0, 1, 2], ['Unset', 'Ok', 'Error'], '') AS StatusCode,
     span.status.message AS StatusMessage,
     arrayMap(ns -> time(ns), span.events.time_unix_nano) AS `Events.Timestamp`,
     span.events.name AS `Events.Name`,
     arraySlice(maps, 2, length(span.events.name)) AS `Events.Attributes`,
-    arrayMap(id -> lower(hex(id)), span.links.trace_id) AS `Links.TraceId`,
-    arrayMap(id -> lower(hex(id)), span.links.span_id) AS `Links.SpanId`,
+    arrayMap(id -> id_text(id), span.links.trace_id) AS `Links.TraceId`,
+    arrayMap(id -> id_text(id), span.links.span_id) AS `Links.SpanId`,
     span.links.trace_state AS `Links.TraceState`,
     arraySlice(maps, 2 + length(span.events.name)) AS `Links.Attributes`,
     ingest_id AS IngestId
@@ -147,16 +152,18 @@ WITH
     ((kind, s, b, i, d, y, items) -> multiIf(
         kind = 's', s,
         kind = 'i', toString(i),
-        kind = 'd', toString(d),
+        kind = 'd', if(abs(d) < 1e21, toString(d), if(isFinite(d), replaceOne(toString(d), 'e', 'e+'),
+            concat('json: unsupported value: ', transform(toString(d), ['nan', 'inf'], ['NaN', '+Inf'], '-Inf')))),
         kind = 'b', toString(b),
         kind = 'y', base64Encode(y),
         kind = 'a', concat('[', arrayStringConcat(arrayMap(item -> multiIf(
-            item.value = 's', toJSONString(item.string_value),
+            item.value = 's' AND isValidUTF8(item.string_value) AND position(toJSONString(item.string_value), '\\u00') = 0,
+                toJSONString(item.string_value),
             item.value = 'i', toString(item.int_value),
-            item.value = 'd', toString(item.double_value),
+            item.value = 'd' AND abs(item.double_value) < 1e21, toString(item.double_value),
             item.value = 'b', toString(item.bool_value),
-            item.value = 'y', toJSONString(base64Encode(item.bytes_value)),
-            throwIf(item.value IN ('a', 'k'), 'otlp value is nested'), '',
+            item.value = 'y' AND notEmpty(item.bytes_value), concat('"', base64Encode(item.bytes_value), '"'),
+            throwIf(item.value NOT IN ('', 'y'), 'otlp value is nested'), '',
             'null'), items), ','), ']'),
         throwIf(kind = 'k', 'otlp value is nested'), '',
         '')) AS text,
@@ -166,12 +173,13 @@ WITH
             (kind, s, b, i, d, y, items) -> text(kind, s, b, i, d, y, items),
             pairs.value.value, pairs.value.string_value, pairs.value.bool_value, pairs.value.int_value,
             pairs.value.double_value, pairs.value.bytes_value, pairs.value.array_value.values))) AS attributes,
+    (id -> if(id IN (unhex('0000000000000000'), unhex('00000000000000000000000000000000')), '', lower(hex(id)))) AS id_text,
     (ns -> fromUnixTimestamp64Nano(toInt64(least(ns, 9223372036854775807)))) AS time,
     arrayMap(pairs -> attributes(pairs), [resource.attributes, scope.attributes, record.attributes]) AS maps
 SELECT
     time(if(record.time_unix_nano = 0, record.observed_time_unix_nano, record.time_unix_nano)) AS Timestamp,
-    lower(hex(record.trace_id)) AS TraceId,
-    lower(hex(record.span_id)) AS SpanId,
+    id_text(record.trace_id) AS TraceId,
+    id_text(record.span_id) AS SpanId,
     toUInt8(bitAnd(record.flags, 255)) AS TraceFlags,
     record.severity_text AS SeverityText,
     toUInt8(record.severity_number) AS SeverityNumber,
