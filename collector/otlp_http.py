@@ -119,9 +119,10 @@ class OtlpHttp:
 
     async def _ready(self, _: web.Request) -> web.Response:
         problem = self._receiver.problem
-        if problem is None:
-            return web.json_response({"status": "ready"})
-        return web.json_response({"status": "not ready", "reason": problem}, status=503)
+        if problem is not None:
+            return web.json_response({"status": "not ready", "reason": problem}, status=503)
+        warning = self._receiver.warning()
+        return web.json_response({"status": "ready"} | ({"warning": warning} if warning else {}))
 
     async def _metrics(self, request: web.Request) -> web.Response:
         try:

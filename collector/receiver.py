@@ -109,9 +109,9 @@ class Receiver:
         token: str | None = None,
         max_body_bytes: int = 64 << 20,
         held_bytes: int = HELD_BYTES,
-        problem: Callable[[], str | None] = lambda: None,
+        warning: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`problem` says why nothing can be stored at the moment, if so."""
+        """`warning` says what does not work although requests are taken, if so."""
         self.stores = {store.signal.name: store for store in stores}
         self.max_body_bytes = max_body_bytes
         self._in_flight = 0
@@ -119,7 +119,9 @@ class Receiver:
         self._token = None if token is None else _digest(token)
         self._held_limit = max(held_bytes, 2 * max_body_bytes)
         self._held = 0
-        self._problem = problem
+        self.warning = warning
+        self._refusing: dict[str, tuple[float, str]] = {}
+        """For each signal that was not stored for want of something: until when that is so, at least, and why."""
         self._unsaid: Counter[Reason] = Counter()
         self._quiet_until: dict[Reason, float] = {}
         metrics.IN_FLIGHT.read(lambda: self._in_flight)
@@ -128,7 +130,10 @@ class Receiver:
     @property
     def problem(self) -> str | None:
         """Why it is not ready to take exports; None where it is."""
-        return "it is stopping" if self.stopping else self._problem()
+        if self.stopping:
+            return "it is stopping"
+        now = time.monotonic()
+        return next((why for until, why in self._refusing.values() if now < until), None)
 
     async def export(self, signal: str, transport: Transport, authorization: str, read: Read) -> Message:
         """Store one request, which `read` gets as plain protobuf, and return OTLP's answer. Raises RefusedError."""
@@ -145,6 +150,8 @@ class Receiver:
             raise
         except Exception as error:
             refusal = _refusal(error)
+            if isinstance(error, UnavailableError):
+                self._refusing[signal] = time.monotonic() + error.retry_after_s, str(error)
             if refusal.reason == "fault":
                 log.exception("otlp request broke signal=%s transport=%s", signal, transport)
             self._count_refused(signal, transport, refusal.reason, records)
@@ -152,6 +159,7 @@ class Receiver:
         finally:
             self._in_flight -= 1
             held.let_go()
+        self._refusing.pop(signal, None)
         _count_stored(signal, transport, len(body), records, rejected)
         metrics.ACKNOWLEDGED.observe(time.monotonic() - began, signal, transport)
         return _answer(store.signal, rejected)

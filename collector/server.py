@@ -65,7 +65,12 @@ class _Serving:
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
         ingests = self.road.ingests()
-        receiver = Receiver(ingests, token=self.token, max_body_bytes=self.chosen.max_body_bytes)
+        receiver = Receiver(
+            ingests,
+            token=self.token,
+            max_body_bytes=self.chosen.max_body_bytes,
+            warning=lambda: self.road.problem,
+        )
         self.road.start()
         try:
             async with self._sql(), self._otlp(receiver) as grpc_port:

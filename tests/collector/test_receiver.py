@@ -283,9 +283,9 @@ async def test_nonsense_on_the_grpc_port_ends_its_connection_and_nothing_else(no
 
 
 async def test_grpc_health() -> None:
-    problems: list[str] = []
+    store = StoreDouble()
     async with (
-        served(StoreDouble(), problem=lambda: problems[0] if problems else None) as server,
+        served(store) as server,
         grpc.aio.insecure_channel(server.grpc) as channel,
     ):
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
@@ -300,24 +300,33 @@ async def test_grpc_health() -> None:
         assert no_method.value.code() == grpc.StatusCode.UNIMPLEMENTED
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
         assert await watch.read() == b"\x08\x01"
-        problems.append("the spool is full")
+        store.error = UnavailableError("the spool is full", 60, full=True)
+        await server.export("grpc", b"")
         assert await check(b"") == b"\x08\x02"
+        store.error = None
+        await server.export("grpc", b"")
+        assert await check(b"") == b"\x08\x01"
         stopping = asyncio.create_task(server.grpc_server.stop(5))
         assert await watch.read() == b"\x08\x02"
         await stopping
 
 
 async def test_probes_and_metrics_over_http() -> None:
-    problems: list[str] = []
+    warnings: list[str] = []
+    store = StoreDouble()
     async with (
-        served(StoreDouble(), token="right", problem=lambda: problems[0] if problems else None) as server,
+        served(store, token="right", warning=lambda: warnings[0] if warnings else None) as server,
         aiohttp.ClientSession() as session,
     ):
         async with session.get(f"{server.http}/healthz") as reply:
             assert await reply.json() == {"status": "ok"}
         async with session.get(f"{server.http}/readyz") as reply:
             assert (reply.status, await reply.json()) == (200, {"status": "ready"})
-        problems.append("the spool is full")
+        warnings.append("the store is away")
+        async with session.get(f"{server.http}/readyz") as reply:
+            assert (reply.status, await reply.json()) == (200, {"status": "ready", "warning": "the store is away"})
+        store.error = UnavailableError("the spool is full", 60, full=True)
+        await server.export("http", b"", token="right")
         async with session.get(f"{server.http}/readyz") as reply:
             assert (reply.status, await reply.json()) == (503, {"status": "not ready", "reason": "the spool is full"})
         server.receiver.stopping = True

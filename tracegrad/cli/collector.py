@@ -1,5 +1,6 @@
 """`tracegrad collector`."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -49,6 +50,8 @@ def command(
 
         typer.echo(schema_of(chosen.collector).text(), nl=False)
         return
+    # Read when grpc is imported, whose library else reports every broken TLS connection, in a form of its own.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from collector.server import run
 
     run(chosen)
