@@ -40,7 +40,8 @@ _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN}
 class Spool:
     """The requests of one signal in a directory of its own, which no other process may have open.
 
-    At most `max_bytes` wait; the disk holds up to two segments more, and what is set aside.
+    At most `max_bytes` wait; the disk holds up to two segments more, and what is set aside. Nothing is appended while the
+    disk has less than `keep_free_bytes`: the store needs room to take what waits.
     """
 
     def __init__(
@@ -51,11 +52,13 @@ class Spool:
         fsync: Fsync = "interval",
         segment_bytes: int = SEGMENT_BYTES,
         cache_bytes: int = CACHE_BYTES,
+        keep_free_bytes: int = 0,
     ) -> None:
         """Take what is there. Raises OSError when the directory cannot be used."""
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._directory = directory
         self._max_bytes = max_bytes
+        self._keep_free_bytes = keep_free_bytes
         self._fsync = fsync
         self._segment_bytes = min(segment_bytes, max(max_bytes // 4, HEAD))
         self._aside = Aside(directory, ASIDE_BYTES)
@@ -103,6 +106,7 @@ class Spool:
         with self._lock:
             if self._waiting_bytes + size > self._max_bytes:
                 raise SpoolFullError
+            self._check_free(size)
             segment = self._current
             if segment is None or (segment.end + size > self._segment_bytes and segment.end):
                 segment = self._next()
@@ -115,6 +119,12 @@ class Spool:
             if self._fsync != "off":
                 self._unsynced.add(segment)
             return Position(segment.number, segment.end)
+
+    def _check_free(self, size: int) -> None:
+        if self._keep_free_bytes:
+            disk = os.statvfs(self._directory)
+            if disk.f_bavail * disk.f_frsize < self._keep_free_bytes + size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def sync(self) -> Position:
         """Put on disk what was appended; up to where that is. Takes long: not on the event loop, and one at a time.

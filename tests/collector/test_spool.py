@@ -285,6 +285,18 @@ def test_a_disk_that_is_full_from_the_start(spool: Spool, directory: Path) -> No
     assert len(segments(directory)) == 1
 
 
+def test_room_that_is_to_be_kept_free_is_kept_free(directory: Path) -> None:
+    spool = opened(directory, keep_free_bytes=1 << 60)
+    with pytest.raises(OSError, match="space"):
+        spool.append([b"one"])
+    assert spool.figures().waiting_bytes == 0
+    spool.close()
+    spool = opened(directory, keep_free_bytes=1)
+    spool.append([b"one"])
+    assert drain(spool) == [b"one"]
+    spool.close()
+
+
 def test_on_a_full_disk_nothing_is_begun_and_what_is_done_is_done(directory: Path) -> None:
     spool = opened(directory)
     fill(spool, records(9))
