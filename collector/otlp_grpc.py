@@ -7,7 +7,6 @@ the port; `stop` finishes what is in flight. gRPC itself expands gzip and deflat
 
 import asyncio
 import functools
-import logging
 from collections.abc import AsyncIterator
 
 import grpc
@@ -19,9 +18,8 @@ from collector.rpc_status import INVALID_ARGUMENT, LONGEST_MESSAGE, retry_info, 
 from collector.tls import Tls
 from tracegrad.errors import PortInUseError
 
-log = logging.getLogger(__name__)
-
-READS = 32
+READS = 8
+"""At a time: gRPC does not say how large a message is before it has it, so each may be as large as any may be."""
 STREAMS = 256
 """Requests at a time on one connection; further ones wait at the client."""
 STATUS_DETAILS = "grpc-status-details-bin"

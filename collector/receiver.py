@@ -30,7 +30,7 @@ HELD_BYTES = 256 << 20
 """Of requests, from their first byte to their answer, over both transports."""
 IN_FLIGHT = 2048
 RETRY_S = 1.0
-READ_S = 30.0
+READ_S = 20.0
 """How long one request may take to arrive: whoever stalls must not keep the room of others."""
 COMPLAIN_S = 10.0
 """Refusals for one reason are logged so often at most; `GET /metrics` has them all."""

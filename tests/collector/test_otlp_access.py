@@ -25,6 +25,7 @@ from otlp_receivers import EXPORT, PROTOBUF, StoreDouble, served, spans
 
 import reward
 from collector.tls import load_tls
+from sidecar.delivery import Delivery
 from tracegrad import otlp
 from tracegrad.errors import SettingsError, UnreachableError
 from tracegrad.otlp_access import OtlpAccess
@@ -96,6 +97,16 @@ async def test_our_sender_shows_the_token_and_trusts_the_authority(guarded: Guar
     async with otlp.OtlpSender(guarded.settings.otlp, "test", access=guarded.settings.otlp_access) as sender:
         sender.put(otlp.span("work", context, start_ns=1, end_ns=2, values={}))
         assert await sender.flush(30)
+    await asyncio.to_thread(until_stored, guarded, context.trace_id.hex())
+
+
+async def test_the_sidecar_delivers_to_it(guarded: Guarded, tmp_path: Path) -> None:
+    context = otlp.SpanContext.new()
+    access = guarded.settings.otlp_access
+    async with Delivery(guarded.settings.otlp, "test", tmp_path, spool_bytes=1 << 20, access=access) as delivery:
+        assert delivery.put(otlp.span("work", context, start_ns=1, end_ns=2, values={}).SerializeToString())
+        assert await delivery.flush(30)
+    assert delivery.counters.sent == 1
     await asyncio.to_thread(until_stored, guarded, context.trace_id.hex())
 
 
