@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clickhouse_between import as_store
 
 from collector import schema_lock
 from collector.clickhouse_store import ClickHouseStore
@@ -93,14 +94,14 @@ def test_what_is_old_goes_and_what_a_wrong_clock_dates_far_ahead_stays(connectio
 # Several collectors on one server: here, one that another collector serves over HTTP.
 
 
-def server(url: str) -> ClickHouseStore:
-    return ClickHouseStore(store_address(url.replace("http://", "clickhouse://")), "", lambda _: None)
+def server(address: str) -> ClickHouseStore:
+    found = store_address(address)
+    return ClickHouseStore(found, found.password, lambda _: None)
 
 
 @pytest.fixture
 def address(collector: Any) -> str:
-    url: str = collector.clickhouse
-    return url
+    return as_store(collector)
 
 
 def files_with(directory: Path, extra: str) -> Path:
