@@ -232,20 +232,25 @@ def store_training(collector: Any, calls: list[tuple[SpanContext, str]]) -> None
 
 
 def store_counters(collector: Any) -> None:
-    """A sidecar that dropped 3 spans, was restarted, and dropped 2 more; and one that sent them all."""
-    for state, minute, total in [
-        ("dropped_spool_full", 0, 7),
-        ("dropped_spool_full", 2, 10),
-        ("dropped_spool_full", 4, 2),
-        ("sent", 4, 99),
+    """A sidecar dropped 3 spans, was restarted, and dropped 2 more; a spool set 1 record aside."""
+    for table, name, attributes, minute, total in [
+        ("sum", "sidecar_spans_total", {"state": "dropped_spool_full"}, 0, 7),
+        ("sum", "sidecar_spans_total", {"state": "dropped_spool_full"}, 2, 10),
+        ("sum", "sidecar_spans_total", {"state": "dropped_spool_full"}, 4, 2),
+        ("sum", "sidecar_spans_total", {"state": "sent"}, 2, 1),
+        ("sum", "sidecar_spans_total", {"state": "sent"}, 4, 99),
+        ("gauge", "collector_spool_losses", {"signal": "logs", "kind": "refused_records"}, 0, 0),
+        ("gauge", "collector_spool_losses", {"signal": "logs", "kind": "refused_records"}, 6, 1),
+        ("gauge", "collector_spool_losses", {"signal": "logs", "kind": "refused_bytes"}, 0, 0),
+        ("gauge", "collector_spool_losses", {"signal": "logs", "kind": "refused_bytes"}, 6, 500),
     ]:
         insert(
             collector,
-            "otel_metrics_sum",
+            f"otel_metrics_{table}",
             {
-                "ServiceName": "sidecar",
-                "MetricName": "tracegrad_sidecar_spans_total",
-                "Attributes": {"state": state},
+                "ServiceName": "scraped",
+                "MetricName": f"tracegrad_{name}",
+                "Attributes": attributes,
                 "TimeUnix": BEGIN + timedelta(minutes=minute),
                 "Value": total,
             },
@@ -361,7 +366,15 @@ def test_losses_say_what_was_lost(ask: Ask) -> None:
     assert [(row["time"][11:16], row["series"], row["lost"]) for row in lost] == [
         ("12:02", "sidecar_spans dropped_spool_full", 3),
         ("12:04", "sidecar_spans dropped_spool_full", 2),
+        ("12:06", "collector_spool_losses refused_records logs", 1),
     ]
+
+
+def test_the_counters_of_the_collector_are_those_that_it_shows(collector: Any, fetch: Callable[..., Any]) -> None:
+    shown = fetch(f"{collector.otlp}/metrics").body.decode()
+    asked = set(re.findall(r"'(tracegrad_collector_\w+)'", query("Spans and requests dropped, refused or lost")))
+    assert asked == {"tracegrad_collector_requests_total", "tracegrad_collector_spool_losses"}
+    assert all(f"# TYPE {name} " in shown for name in asked)
 
 
 def test_the_json_is_what_the_generator_writes() -> None:
