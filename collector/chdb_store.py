@@ -42,7 +42,9 @@ class ChdbStore:
     def query(self, sql: str, output_format: str = "TabSeparated", params: Mapping[str, str] | None = None) -> Answer:
         """Run one statement. Raises EngineError."""
         with self._engine.connection() as connection:
-            return connection.query(sql, output_format, params)
+            return connection.query(
+                sql, output_format, {name: _escaped(value) for name, value in (params or {}).items()}
+            )
 
     def execute(self, sql: str) -> None:
         """Run one statement that has no result. Raises EngineError."""
@@ -65,3 +67,8 @@ class ChdbStore:
             for connection in self._idle:
                 connection.close()
             self._idle.clear()
+
+
+def _escaped(value: str) -> str:
+    """As the engine reads the value of a parameter."""
+    return value.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n")

@@ -93,7 +93,7 @@ class Store(Protocol):
         ...
 
     def query(self, sql: str, output_format: str = "TabSeparated", params: Mapping[str, str] | None = None) -> Answer:
-        """Run one statement that reads. `params` are as in `{name:Type}`, escaped as in TSV."""
+        """Run one statement that reads. `params` are the plain values of `{name:Type}`."""
         ...
 
     def execute(self, sql: str) -> None:

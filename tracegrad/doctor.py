@@ -31,7 +31,9 @@ async def examine(settings: Settings) -> list[Finding]:
     try:
         findings += await asyncio.to_thread(_stored, settings, policies)
     except TracegradError as error:
-        findings.append(Finding("store (SQL)", "fail", str(error), "start it: `tracegrad collector`"))
+        embedded = settings.collector.server is None
+        advice = "start it: `tracegrad collector`" if embedded else "start the server, or correct store of [collector]"
+        findings.append(Finding("store (SQL)", "fail", str(error), advice))
     return findings
 
 

@@ -4,6 +4,8 @@ import socket
 import time
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -11,7 +13,9 @@ import pytest
 from clickhouse_between import Between, as_store, running_between, writer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from collector.chdb_store import ChdbStore
 from collector.clickhouse_store import ClickHouseStore
+from collector.engine import Engine
 from collector.rows import joined
 from collector.server_features import require_cluster, require_formats
 from collector.signals import TRACES
@@ -63,6 +67,14 @@ def test_bytes_become_rows(collector: Any, parameters: str) -> None:
     assert store.delete("otel.otel_traces", f"WHERE SpanName = '{name}'") == 1
     assert (count(store, name), store.delete("otel.otel_traces", f"WHERE SpanName = '{name}'")) == (0, 0)
     store.close()
+
+
+def test_values_of_parameters_are_plain_in_both_stores(store: ClickHouseStore, tmp_path: Path) -> None:
+    given = {"a": "back\\slash, 'quote',\ttab and\nline", "b": "{b:String}"}
+    asked = "SELECT {a:String} AS a, {b:String} AS b"
+    with Engine(tmp_path / "store") as engine, closing(ChdbStore(engine)) as embedded:
+        for either in (store, embedded):
+            assert orjson.loads(either.query(asked, "JSONEachRow", given).body) == given
 
 
 def test_what_is_sent_and_how(store: ClickHouseStore, between: Between) -> None:

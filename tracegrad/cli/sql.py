@@ -56,4 +56,6 @@ def _ask(url: str, query: bytes, parameters: dict[str, str]) -> HTTPResponse:
     except OSError as error:
         reason = getattr(error, "reason", error)
         address = f"{bare.scheme}://{bare.netloc}"
-        raise UnreachableError(f"no store at {address} ({reason}): start one with `tracegrad collector`") from error
+        raise UnreachableError(
+            f"no store at {address} ({reason}): start one with `tracegrad collector`, or set TRACEGRAD_CLICKHOUSE"
+        ) from error
