@@ -27,7 +27,7 @@ from collector.store import Store, StoreError
 
 log = logging.getLogger(__name__)
 
-BATCH_BYTES = 32 << 20
+BATCH_BYTES = 48 << 20
 GATHER_S: Final = 0.02
 INTERVAL_S = 0.2
 """An insert costs tens of milliseconds before its first row, so they begin so far apart, unless a batch is full."""

@@ -14,6 +14,17 @@ DROP TABLE IF EXISTS otel.otlp_logs;
 ALTER TABLE otel.otel_traces ADD COLUMN IF NOT EXISTS IngestId UInt64 CODEC(Delta, ZSTD(1));
 ALTER TABLE otel.otel_logs ADD COLUMN IF NOT EXISTS IngestId UInt64 CODEC(Delta, ZSTD(1));
 
+-- The sidecar's token ids and log-probabilities are two thirds of its spans. They are kept as numbers only: the view leaves
+-- their texts out of SpanAttributes, where they would be compressed, merged and read again and again. Spans of others, and
+-- those that another program inserts, keep the texts and have the numbers as well.
+ALTER TABLE otel.otel_traces
+    MODIFY COLUMN PromptTokenIds Array(UInt32)
+        DEFAULT JSONExtract(SpanAttributes['tracegrad.prompt.token_ids'], 'Array(UInt32)') CODEC(T64, ZSTD(1)),
+    MODIFY COLUMN ResponseTokenIds Array(UInt32)
+        DEFAULT JSONExtract(SpanAttributes['tracegrad.response.token_ids'], 'Array(UInt32)') CODEC(T64, ZSTD(1)),
+    MODIFY COLUMN ResponseLogprobs Array(Float32)
+        DEFAULT JSONExtract(SpanAttributes['tracegrad.response.logprobs'], 'Array(Float32)') CODEC(ZSTD(1));
+
 -- What one insert brings stays in one file until it is merged: a file for each column would have to be synced each.
 ALTER TABLE otel.otel_traces MODIFY SETTING min_bytes_for_wide_part = 268435456, min_rows_for_wide_part = 1048576;
 ALTER TABLE otel.otel_logs MODIFY SETTING min_bytes_for_wide_part = 268435456, min_rows_for_wide_part = 1048576;
@@ -83,7 +94,8 @@ WITH
             pairs.value.double_value, pairs.value.bytes_value, pairs.value.array_value.values))) AS attributes,
     (id -> if(id IN (unhex('0000000000000000'), unhex('00000000000000000000000000000000')), '', lower(hex(id)))) AS id_text,
     (ns -> fromUnixTimestamp64Nano(toInt64(least(ns, 9223372036854775807)))) AS time,
-    arrayMap(pairs -> attributes(pairs), arrayConcat([resource.attributes], span.events.attributes, span.links.attributes)) AS maps
+    arrayMap(pairs -> attributes(pairs), arrayConcat([resource.attributes], span.events.attributes, span.links.attributes)) AS maps,
+    (key -> span.attributes.value.string_value[indexOf(span.attributes.key, key)]) AS string
 SELECT
     time(span.start_time_unix_nano) AS Timestamp,
     id_text(span.trace_id) AS TraceId,
@@ -97,7 +109,20 @@ SELECT
     maps[1] AS ResourceAttributes,
     scope.name AS ScopeName,
     scope.version AS ScopeVersion,
-    attributes(span.attributes) AS SpanAttributes,
+    mapFromArrays(
+        CAST(span.attributes.key, 'Array(LowCardinality(String))'),
+        arrayMap(
+            (key, kind, s, b, i, d, y, items) -> text(
+                kind,
+                if(key IN ('tracegrad.prompt.token_ids', 'tracegrad.response.token_ids', 'tracegrad.response.logprobs')
+                    AND scope.name = 'tracegrad.sidecar', '', s),
+                b, i, d, y, items),
+            span.attributes.key, span.attributes.value.value, span.attributes.value.string_value,
+            span.attributes.value.bool_value, span.attributes.value.int_value, span.attributes.value.double_value,
+            span.attributes.value.bytes_value, span.attributes.value.array_value.values)) AS SpanAttributes,
+    JSONExtract(string('tracegrad.prompt.token_ids'), 'Array(UInt32)') AS PromptTokenIds,
+    JSONExtract(string('tracegrad.response.token_ids'), 'Array(UInt32)') AS ResponseTokenIds,
+    JSONExtract(string('tracegrad.response.logprobs'), 'Array(Float32)') AS ResponseLogprobs,
     if(span.end_time_unix_nano > span.start_time_unix_nano, span.end_time_unix_nano - span.start_time_unix_nano, 0) AS Duration,
     transform(span.status.code, [0, 1, 2], ['Unset', 'Ok', 'Error'], '') AS StatusCode,
     span.status.message AS StatusMessage,
