@@ -40,8 +40,8 @@ _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN}
 class Spool:
     """The requests of one signal in a directory of its own, which no other process may have open.
 
-    At most `max_bytes` wait; the disk holds up to two segments more, and what is set aside. Nothing is appended while the
-    disk has less than `keep_free_bytes`: the store needs room to take what waits.
+    At most `max_bytes` wait; the disk holds up to two segments more, and what is set aside. Nothing is appended while
+    less than `keep_free_bytes` of the disk are free: the store needs room to take what waits.
     """
 
     def __init__(
