@@ -37,14 +37,22 @@ INSERT_SETTINGS = {
 
 # What no waiting mends: the collector says so and ends, when it hears it at its start.
 _SET_UP_IS_WRONG = {
+    46: "UNKNOWN_FUNCTION",
+    47: "UNKNOWN_IDENTIFIER",
+    48: "NOT_IMPLEMENTED",
+    56: "UNKNOWN_STORAGE",
     62: "SYNTAX_ERROR",
     115: "UNKNOWN_SETTING",
+    164: "READONLY",
     192: "UNKNOWN_USER",
     193: "WRONG_PASSWORD",
+    452: "SETTING_CONSTRAINT_VIOLATION",
     497: "ACCESS_DENIED",
     516: "AUTHENTICATION_FAILED",
     701: "CLUSTER_DOESNT_EXIST",
 }
+
+_SCHEMA_IS_GONE = {60: "UNKNOWN_TABLE", 81: "UNKNOWN_DATABASE"}
 
 Prepare = Callable[["ClickHouseStore"], object]
 
@@ -89,12 +97,17 @@ class ClickHouseStore:
         data = statement.encode() + body
         encoding = self._address.compression
         settings = INSERT_SETTINGS | {"query_id": query_id}
-        with self._errors():
-            client.raw_insert(
-                insert_block=_sent_once(compress(encoding, data) if encoding else data),
-                settings=settings | dict(self._address.settings),
-                compression=encoding,
-            )
+        try:
+            with self._errors():
+                client.raw_insert(
+                    insert_block=_sent_once(compress(encoding, data) if encoding else data),
+                    settings=settings | dict(self._address.settings),
+                    compression=encoding,
+                )
+        except StoreError as error:
+            if error.code in _SCHEMA_IS_GONE:
+                self._prepared = False  # the next insert makes it again
+            raise
 
     def query(self, sql: str, output_format: str = "TabSeparated", params: Mapping[str, str] | None = None) -> Answer:
         """Run one statement."""

@@ -157,6 +157,19 @@ def test_a_server_that_is_away_is_tried_again(between: Between, collector: Any) 
     store.close()
 
 
+def test_a_schema_that_is_gone_is_made_again(between: Between) -> None:
+    made: list[str] = []
+    store = store_at(f"clickhouse://127.0.0.1:{between.server_port}", prepare=lambda it: made.append(it.name))
+    between.behaviours = ["pass", "404 Code: 60. DB::Exception: Unknown table", "pass"]
+    store.insert(TRACES, rows("store-gone"), "an-id")
+    with pytest.raises(StoreError, match="Unknown table"):
+        store.insert(TRACES, rows("store-gone"), "an-id")
+    assert len(made) == 1
+    store.insert(TRACES, rows("store-gone"), "an-id")
+    assert len(made) == 2
+    store.close()
+
+
 def test_a_schema_that_cannot_be_made_is_told_at_once_and_costs_no_row_later(collector: Any) -> None:
     def newer(_: object) -> None:
         raise TracegradError("the store has schema 9999: upgrade tracegrad")
