@@ -23,13 +23,12 @@ from typing import Any
 import orjson
 import uvloop
 
+from tracegrad.bench.collector_markers import Markers
 from tracegrad.bench.collector_send import Refused, Rejected, Send, sender
-from tracegrad.bench.collector_spans import MARKER, SERVICE, Requests, Shape
-from tracegrad.http_client import HttpClient, HttpError
+from tracegrad.bench.collector_spans import Requests, Shape
+from tracegrad.http_client import HttpError
 
 MOST_ERRORS = 20
-LOOK_S = 0.02
-"""Between two looks whether a marker can be queried."""
 PATIENCE_S = 60.0
 _SIZE = struct.Struct("<I").pack
 
@@ -91,7 +90,7 @@ class Generator:
         self._latencies: list[float] = []
         self._late: list[float] = []
         self._gate = asyncio.Semaphore(load.connections)
-        self._looking = HttpClient(PATIENCE_S)
+        self._markers = Markers(load.sql_port)
 
     async def run(self) -> Sent:
         """Send everything."""
@@ -131,16 +130,17 @@ class Generator:
                 if self._sent.errors >= MOST_ERRORS:
                     break
                 tasks.create_task(self._due(send, body, due, serial if marker else None))
-        self._looking.close()
+        await self._markers.finish()
+        self._sent.queryable_ms = self._markers.queryable_ms
+        if self._markers.problem:
+            self._failed(self._markers.problem)
 
     async def _due(self, send: Send, body: bytes, due: float, marker: int | None) -> None:
         self._late.append(time.monotonic() - due)
         async with self._gate:
             stored = await self._one(send, body, due)
         if stored and marker is not None:
-            acknowledged = time.monotonic()
-            if await self._found(marker):
-                self._sent.queryable_ms.append((time.monotonic() - acknowledged) * 1e3)
+            self._markers.acknowledged(marker)
 
     async def _one(self, send: Send, body: bytes, due: float) -> bool:
         """Whether it was acknowledged at last."""
@@ -164,22 +164,6 @@ class Generator:
         self._sent.size += len(body)
         self._sent.ended = now
         return True
-
-    async def _found(self, marker: int) -> bool:
-        deadline = time.monotonic() + PATIENCE_S
-        name = MARKER % marker
-        sql = f"SELECT count() FROM otel.otel_traces WHERE ServiceName = '{SERVICE}' AND SpanName = '{name}'"  # noqa: S608
-        while time.monotonic() < deadline:
-            async with self._looking.post(f"http://127.0.0.1:{self._load.sql_port}", "/", {}, sql.encode()) as reply:
-                answer = await reply.read()
-            if reply.status != 200:
-                self._failed(f"a query was answered with status {reply.status}: {answer[:300]!r}")
-                return False
-            if int(answer):
-                return True
-            await asyncio.sleep(LOOK_S)
-        self._failed(f"a span that was acknowledged cannot be queried after {PATIENCE_S:.0f} s")
-        return False
 
     def _failed(self, why: str) -> None:
         self._sent.errors += 1
