@@ -7,7 +7,7 @@ The server may be away when this is made: connecting and the schema are tried ag
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,8 +83,8 @@ class ClickHouseStore:
                 raise
             log.warning("store not ready store=%s code=%d error=%.500s", self.name, error.code, str(error))
 
-    def insert(self, signal: Signal, body: bytes, query_id: str) -> None:
-        """Store `body`. What became of one that got no answer is not known: see `is_running` and `delete`."""
+    def insert(self, signal: Signal, rows: Iterable[bytes], query_id: str) -> None:
+        """Store `rows`. What became of one that got no answer is not known: see `is_running` and `delete`."""
         try:
             client = self._ready()
         except StoreError:
@@ -94,7 +94,9 @@ class ClickHouseStore:
         chosen = signal.insertion
         # All of the statement before the data: a format's schema would make the URL longer than proxies let through.
         statement = f"INSERT INTO {chosen.table} {chosen.settings_clause()} FORMAT {chosen.input_format}\n"
-        data = statement.encode() + body
+        data = b"".join((statement.encode(), *rows))
+        if len(data) == len(statement):
+            return
         encoding = self._address.compression
         settings = INSERT_SETTINGS | {"query_id": query_id}
         try:

@@ -12,13 +12,13 @@ a row twice: they keep only what the same row twice does not change.
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from collector import metrics
 from collector.nested import MalformedError, flattened
-from collector.rows import joined, split
+from collector.rows import Rows, split
 from collector.signals import METRICS, Signal
 from collector.spool import Spool
 from collector.spool_batch import Batch
@@ -113,7 +113,6 @@ class Delivery:
     def _deliver(self, batch: Batch) -> None:
         """Until the store has it. Raises Stopping."""
         wait_s, in_doubt = FIRST_RETRY_S, batch.in_doubt
-        data, count = joined(batch.records, batch.numbers)
         while True:
             try:
                 self._spool.begin(batch)
@@ -121,7 +120,7 @@ class Delivery:
                     self._take_out(batch)
                 in_doubt = True
                 began = time.monotonic()
-                stored = self._insert(batch, data, count)
+                stored = self._insert(batch)
             except (StoreError, OSError) as error:
                 metrics.INSERTS.add(self._signal.name, "failed")
                 metrics.RETRIES.add(self._signal.name)
@@ -150,28 +149,29 @@ class Delivery:
             if count := self._store.delete(f"otel.{table}", among):
                 log.info("rows in doubt taken out table=%s count=%d batch=%s", table, count, batch.name)
 
-    def _insert(self, batch: Batch, data: bytes, count: int) -> int:
+    def _insert(self, batch: Batch) -> int:
         """All of a batch that the store takes at all; how many rows. Raises StoreError where it may yet take more."""
         if self._signal is not METRICS and time.monotonic() >= self._decode_until:
+            rows = Rows(batch.records, batch.numbers)
             try:
-                self._put(data, batch.name)
+                self._put(rows, batch.name)
             except StoreError as error:
                 if error.retryable:
                     raise
                 log.debug("fast insert refused signal=%s error=%s", self._signal.name, error)
                 self._take_out(batch)
             else:
-                return count
+                return rows.count
         readable = list(self._readable(batch))
-        plain, count = joined([one.plain for one in readable], [one.number for one in readable])
+        rows = Rows([one.plain for one in readable], [one.number for one in readable])
         try:
-            self._put(plain, batch.name)
+            self._put(rows, batch.name)
         except StoreError as error:
             if error.retryable:
                 raise
             self._take_out(batch)
             return self._insert_apart(batch.name, readable)
-        return count
+        return rows.count
 
     def _readable(self, batch: Batch) -> Iterator["_Readable"]:
         for record, number in zip(batch.records, batch.numbers, strict=True):
@@ -189,11 +189,11 @@ class Delivery:
         """What the store takes of each request: one row that it refuses must not cost the others."""
         stored = 0
         for one in readable:
-            rows, count = joined([one.plain], [one.number])
-            refused = self._insert_halves(name, split(rows))
+            rows = split(b"".join(Rows([one.plain], [one.number])))
+            refused = self._insert_halves(name, rows)
             if refused:
-                self._refuse(one.record, f"{len(refused)} of {count} records refused: {refused[0]}")
-            stored += count - len(refused)
+                self._refuse(one.record, f"{len(refused)} of {len(rows)} records refused: {refused[0]}")
+            stored += len(rows) - len(refused)
         return stored
 
     def _insert_halves(self, name: str, rows: list[bytes]) -> list[str]:
@@ -201,7 +201,7 @@ class Delivery:
         if not rows:
             return []
         try:
-            self._put(b"".join(rows), name)
+            self._put(rows, name)
         except StoreError as error:
             if error.retryable:
                 raise
@@ -211,9 +211,8 @@ class Delivery:
             return self._insert_halves(name, rows[:middle]) + self._insert_halves(name, rows[middle:])
         return []
 
-    def _put(self, rows: bytes, name: str) -> None:
-        if rows:
-            self._store.insert(self._signal, rows, name)
+    def _put(self, rows: Iterable[bytes], name: str) -> None:
+        self._store.insert(self._signal, rows, name)
 
     def _refuse(self, record: Record, reason: str) -> None:
         self._spool.reject(record, reason)

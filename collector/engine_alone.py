@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from collector.open_store import open_store
-from collector.rows import joined
+from collector.rows import Rows
 from collector.signals import TRACES
 from collector.store import Store
 from tracegrad.settings import CollectorSettings
@@ -34,9 +34,9 @@ def insert(store: Store, path: Path, requests: int) -> dict[str, Any]:
     return {"rows": _rows(store) - before, "inserts": len(batches), "seconds": seconds, "cpu_s": cpu_s}
 
 
-def _batch(bodies: list[bytes]) -> bytes:
+def _batch(bodies: list[bytes]) -> list[bytes]:
     ends = accumulate(map(len, bodies))
-    return joined(bodies, [end - len(body) for end, body in zip(ends, bodies, strict=True)])[0]
+    return list(Rows(bodies, [end - len(body) for end, body in zip(ends, bodies, strict=True)]))
 
 
 def read(path: Path) -> list[bytes]:

@@ -20,27 +20,44 @@ _REQUEST = 1 << 3 | 2
 _PARTS = 4
 """Of which a row is joined."""
 
+CHUNK_BYTES = 1 << 20
+"""Joining holds up all other threads, and what fits a processor's cache is joined in half the time."""
 Parts = list[bytes | memoryview]
 Field = tuple[int, int, int, int]
 """Its tag; where it begins, its content begins, and it ends."""
 
 
-def joined(requests: Sequence[bytes | memoryview], numbers: Sequence[int]) -> tuple[bytes, int]:
-    """The rows of requests that are known to be well formed, ready for the engine, and how many these are.
+class Rows:
+    """The rows of requests that are known to be well formed, ready for the engine, in pieces of about CHUNK_BYTES.
 
-    The ids of a request's rows count up from its number. It has no more rows than bytes.
+    The ids of a request's rows count up from its number. It has no more rows than bytes. `count`: how many there were
+    when it was iterated over last.
     """
-    parts: Parts = []
-    for request, number in zip(requests, numbers, strict=True):
-        body, before = bytes(request), len(parts) // _PARTS
-        for tag, _, start, end in _fields(body, 0, len(body)):
-            if tag == _REQUEST:
-                _add_resource(parts, body, start, end, number - before)
-    return b"".join(parts), len(parts) // _PARTS
+
+    def __init__(self, requests: Sequence[bytes | memoryview], numbers: Sequence[int]) -> None:
+        self.count = 0
+        self._requests = requests
+        self._numbers = numbers
+
+    def __iter__(self) -> Iterator[bytes]:
+        parts: Parts = []
+        self.count = size = 0
+        for request, number in zip(self._requests, self._numbers, strict=True):
+            body, at = bytes(request), len(parts)
+            for tag, _, start, end in _fields(body, 0, len(body)):
+                if tag == _REQUEST:
+                    _add_resource(parts, body, start, end, number - at // _PARTS)
+            self.count += (len(parts) - at) // _PARTS
+            size += len(body)
+            if size >= CHUNK_BYTES:
+                yield b"".join(parts)
+                parts, size = [], 0
+        if parts:
+            yield b"".join(parts)
 
 
 def split(rows: bytes) -> list[bytes]:
-    """The same rows one by one, each as `joined` would have it alone."""
+    """Rows one by one."""
     found, at = [], 0
     while at < len(rows):
         size, start = _number(rows, at)

@@ -5,7 +5,7 @@ only where the data itself is to blame, so that no fault of a store or of its se
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -88,8 +88,11 @@ class Store(Protocol):
         """For logs and messages: a path or an address, never with a password."""
         ...
 
-    def insert(self, signal: "Signal", body: bytes, query_id: str) -> None:
-        """Store `body`, as `signal` says. One that was cut short may still be at work: ask `is_running`."""
+    def insert(self, signal: "Signal", rows: Iterable[bytes], query_id: str) -> None:
+        """Store `rows`, cut into pieces in any way, as `signal` says; none is no error.
+
+        One that was cut short may still be at work: ask `is_running`.
+        """
         ...
 
     def query(self, sql: str, output_format: str = "TabSeparated", params: Mapping[str, str] | None = None) -> Answer:

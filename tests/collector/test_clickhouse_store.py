@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from collector.chdb_store import ChdbStore
 from collector.clickhouse_store import ClickHouseStore
 from collector.engine import Engine
-from collector.rows import joined
+from collector.rows import Rows
 from collector.server_features import require_cluster, require_formats
 from collector.signals import TRACES
 from collector.store import Answer, StoreError
@@ -46,12 +46,12 @@ def store(between: Between) -> Iterator[ClickHouseStore]:
     made.close()
 
 
-def rows(name: str) -> bytes:
+def rows(name: str) -> list[bytes]:
     """A span of this name, as it is inserted."""
     request = ExportTraceServiceRequest()
     span = request.resource_spans.add().scope_spans.add().spans.add()
     span.name, span.start_time_unix_nano = name, time.time_ns()
-    return joined([request.SerializeToString()], [1 << 40])[0]
+    return list(Rows([request.SerializeToString()], [1 << 40]))
 
 
 def count(store: ClickHouseStore, name: str) -> int:
