@@ -200,43 +200,56 @@ SETTINGS fsync_after_insert = 1, fsync_part_directory = 1, ttl_only_drop_parts =
 -- views refuse the insert with 'otlp value is nested', and the collector writes it as text first (see ../nested.py).
 CREATE TABLE IF NOT EXISTS otel.otlp_metrics
 (
-    resource Tuple(attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))),
+    resource Tuple(attributes Array(Tuple(key String, value Tuple(
+        value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))),
     resource_schema_url String,
-    scope Tuple(name String, version String, dropped_attributes_count UInt32, attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))),
+    scope Tuple(
+        name String, version String, dropped_attributes_count UInt32,
+        attributes Array(Tuple(key String, value Tuple(
+            value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))),
     scope_schema_url String,
     metric Tuple(
         name String, description String, unit String,
         gauge Tuple(data_points Array(Tuple(
-                start_time_unix_nano UInt64, time_unix_nano UInt64, as_double Float64, as_int Int64, flags UInt32,
-                attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
-                exemplars Array(Tuple(
-                    time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
-                    filtered_attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
+            start_time_unix_nano UInt64, time_unix_nano UInt64, as_double Float64, as_int Int64, flags UInt32,
+            attributes Array(Tuple(key String, value Tuple(
+                value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
+            exemplars Array(Tuple(
+                time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
+                filtered_attributes Array(Tuple(key String, value Tuple(
+                    value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
         sum Tuple(aggregation_temporality Int32, is_monotonic Bool, data_points Array(Tuple(
-                start_time_unix_nano UInt64, time_unix_nano UInt64, as_double Float64, as_int Int64, flags UInt32,
-                attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
-                exemplars Array(Tuple(
-                    time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
-                    filtered_attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
+            start_time_unix_nano UInt64, time_unix_nano UInt64, as_double Float64, as_int Int64, flags UInt32,
+            attributes Array(Tuple(key String, value Tuple(
+                value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
+            exemplars Array(Tuple(
+                time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
+                filtered_attributes Array(Tuple(key String, value Tuple(
+                    value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
         histogram Tuple(aggregation_temporality Int32, data_points Array(Tuple(
-                start_time_unix_nano UInt64, time_unix_nano UInt64, count UInt64, sum Float64, min Float64, max Float64, flags UInt32,
-                bucket_counts Array(UInt64), explicit_bounds Array(Float64),
-                attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
-                exemplars Array(Tuple(
-                    time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
-                    filtered_attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
+            start_time_unix_nano UInt64, time_unix_nano UInt64, count UInt64, sum Float64, min Float64, max Float64, flags UInt32,
+            bucket_counts Array(UInt64), explicit_bounds Array(Float64),
+            attributes Array(Tuple(key String, value Tuple(
+                value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
+            exemplars Array(Tuple(
+                time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
+                filtered_attributes Array(Tuple(key String, value Tuple(
+                    value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
         exponential_histogram Tuple(aggregation_temporality Int32, data_points Array(Tuple(
-                start_time_unix_nano UInt64, time_unix_nano UInt64, count UInt64, sum Float64, min Float64, max Float64, flags UInt32,
-                scale Int32, zero_count UInt64, positive Tuple(offset Int32, bucket_counts Array(UInt64)),
-                negative Tuple(offset Int32, bucket_counts Array(UInt64)),
-                attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
-                exemplars Array(Tuple(
-                    time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
-                    filtered_attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
+            start_time_unix_nano UInt64, time_unix_nano UInt64, count UInt64, sum Float64, min Float64, max Float64, flags UInt32,
+            scale Int32, zero_count UInt64, positive Tuple(offset Int32, bucket_counts Array(UInt64)),
+            negative Tuple(offset Int32, bucket_counts Array(UInt64)),
+            attributes Array(Tuple(key String, value Tuple(
+                value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))),
+            exemplars Array(Tuple(
+                time_unix_nano UInt64, as_double Float64, as_int Int64, span_id String, trace_id String,
+                filtered_attributes Array(Tuple(key String, value Tuple(
+                    value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String)))))))),
         summary Tuple(data_points Array(Tuple(
-                start_time_unix_nano UInt64, time_unix_nano UInt64, count UInt64, sum Float64, flags UInt32,
-                quantile_values Array(Tuple(quantile Float64, value Float64)),
-                attributes Array(Tuple(key String, value Tuple(value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))))))),
+            start_time_unix_nano UInt64, time_unix_nano UInt64, count UInt64, sum Float64, flags UInt32,
+            quantile_values Array(Tuple(quantile Float64, value Float64)),
+            attributes Array(Tuple(key String, value Tuple(
+                value Enum8('' = 0, 's' = 1, 'b' = 2, 'i' = 3, 'd' = 4, 'a' = 5, 'k' = 6, 'y' = 7), string_value String))))))),
     ingest_id UInt64
 )
 ENGINE = Null;
@@ -245,7 +258,9 @@ CREATE MATERIALIZED VIEW IF NOT EXISTS otel.otlp_metrics_gauge_mv TO otel.otel_m
 WITH
     (pairs -> mapSort(mapFromArrays(
         CAST(pairs.key, 'Array(LowCardinality(String))'),
-        arrayMap(v -> if(throwIf(v.value NOT IN ('', 's'), 'otlp value is nested') = 0, v.string_value, ''), pairs.value)))) AS attributes,
+        arrayMap(
+            v -> if(throwIf(v.value NOT IN ('', 's'), 'otlp value is nested') = 0, v.string_value, ''),
+            pairs.value)))) AS attributes,
     (ns -> fromUnixTimestamp64Nano(toInt64(least(ns, 9223372036854775807)))) AS time
 SELECT
     attributes(resource.attributes) AS ResourceAttributes,
@@ -277,7 +292,9 @@ CREATE MATERIALIZED VIEW IF NOT EXISTS otel.otlp_metrics_sum_mv TO otel.otel_met
 WITH
     (pairs -> mapSort(mapFromArrays(
         CAST(pairs.key, 'Array(LowCardinality(String))'),
-        arrayMap(v -> if(throwIf(v.value NOT IN ('', 's'), 'otlp value is nested') = 0, v.string_value, ''), pairs.value)))) AS attributes,
+        arrayMap(
+            v -> if(throwIf(v.value NOT IN ('', 's'), 'otlp value is nested') = 0, v.string_value, ''),
+            pairs.value)))) AS attributes,
     (ns -> fromUnixTimestamp64Nano(toInt64(least(ns, 9223372036854775807)))) AS time
 SELECT
     attributes(resource.attributes) AS ResourceAttributes,
@@ -311,7 +328,9 @@ CREATE MATERIALIZED VIEW IF NOT EXISTS otel.otlp_metrics_histogram_mv TO otel.ot
 WITH
     (pairs -> mapSort(mapFromArrays(
         CAST(pairs.key, 'Array(LowCardinality(String))'),
-        arrayMap(v -> if(throwIf(v.value NOT IN ('', 's'), 'otlp value is nested') = 0, v.string_value, ''), pairs.value)))) AS attributes,
+        arrayMap(
+            v -> if(throwIf(v.value NOT IN ('', 's'), 'otlp value is nested') = 0, v.string_value, ''),
+            pairs.value)))) AS attributes,
     (ns -> fromUnixTimestamp64Nano(toInt64(least(ns, 9223372036854775807)))) AS time
 SELECT
     attributes(resource.attributes) AS ResourceAttributes,
@@ -349,7 +368,9 @@ CREATE MATERIALIZED VIEW IF NOT EXISTS otel.otlp_metrics_exponential_histogram_m
 WITH
     (pairs -> mapSort(mapFromArrays(
         CAST(pairs.key, 'Array(LowCardinality(String))'),
-        arrayMap(v -> if(throwIf(v.value NOT IN ('', 's'), 'otlp value is nested') = 0, v.string_value, ''), pairs.value)))) AS attributes,
+        arrayMap(
+            v -> if(throwIf(v.value NOT IN ('', 's'), 'otlp value is nested') = 0, v.string_value, ''),
+            pairs.value)))) AS attributes,
     (ns -> fromUnixTimestamp64Nano(toInt64(least(ns, 9223372036854775807)))) AS time
 SELECT
     attributes(resource.attributes) AS ResourceAttributes,
@@ -391,7 +412,9 @@ CREATE MATERIALIZED VIEW IF NOT EXISTS otel.otlp_metrics_summary_mv TO otel.otel
 WITH
     (pairs -> mapSort(mapFromArrays(
         CAST(pairs.key, 'Array(LowCardinality(String))'),
-        arrayMap(v -> if(throwIf(v.value NOT IN ('', 's'), 'otlp value is nested') = 0, v.string_value, ''), pairs.value)))) AS attributes,
+        arrayMap(
+            v -> if(throwIf(v.value NOT IN ('', 's'), 'otlp value is nested') = 0, v.string_value, ''),
+            pairs.value)))) AS attributes,
     (ns -> fromUnixTimestamp64Nano(toInt64(least(ns, 9223372036854775807)))) AS time
 SELECT
     attributes(resource.attributes) AS ResourceAttributes,
