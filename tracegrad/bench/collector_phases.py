@@ -39,6 +39,8 @@ class Ran:
     sent: Sent | None = None
     inserts: int | None = None
     others_cores: float | None = None
+    peak_bytes: int | None = None
+    """The most memory that it ever had until then."""
 
     @property
     def per_s(self) -> float:
@@ -133,6 +135,7 @@ class Loads:
             sent,
             tested.inserts - inserts,
             others,
+            machine.peak_resident_bytes(tested.pids),
         )
 
     def send_only(self, port: int, kind: Kind, through: str) -> Ran:

@@ -172,6 +172,7 @@ def tables(found: Found) -> list[Table]:
         "most ms",
         "late p99",
         "inserts",
+        "peak MB",
         "others",
     )
     rows = []
@@ -199,6 +200,7 @@ def _row(one: Phase, place: int) -> tuple[str, ...]:
         cell(lambda run: run.sent.most_ms if run.sent else None),
         cell(lambda run: run.sent.late_p99_ms if run.sent else None),
         cell(lambda run: run.inserts),
+        cell(lambda run: run.peak_bytes / 1e6 if run.peak_bytes else None),
         cell(_others),
     )
 
