@@ -24,6 +24,8 @@ _METHODS = {
     "logs": "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
 }
 START_NS = 1_790_000_000_000_000_000
+DAY_NS, DAYS = 86_400_000_000_000, 50
+"""Each day is a partition, and the store takes partition after partition: a kill finds batches that are half stored."""
 SIZES = ((1, 50), (1, 20_000), (7, 300), (40, 6000), (700, 100), (3000, 10))
 """Records of a request, and bytes of an attribute of each."""
 
@@ -102,9 +104,9 @@ def _request(signal: str, count: int, size: int) -> Message:
     scope = resource.scope_spans.add() if signal == "traces" else resource.scope_logs.add()
     for number in range(1, count + 1):
         if signal == "traces":
-            record = scope.spans.add(name=f"step {number % 7}", start_time_unix_nano=START_NS + number)
+            record = scope.spans.add(name=f"step {number % 7}", start_time_unix_nano=START_NS - number % DAYS * DAY_NS)
         else:
-            record = scope.log_records.add(time_unix_nano=START_NS + number)
+            record = scope.log_records.add(time_unix_nano=START_NS - number % DAYS * DAY_NS)
         record.trace_id = _PLACEHOLDER
         record.span_id = number.to_bytes(8, "big")
         attribute = record.attributes.add(key="text")
