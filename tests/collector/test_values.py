@@ -1,11 +1,16 @@
 """Every value is stored as the official exporter would: on the engine's path, on Python's, and from OTLP/JSON."""
 
 import json
+import math
+import random
 import secrets
+import struct
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -182,3 +187,34 @@ def test_a_key_that_is_there_twice(is_slow: bool, send: Send, rows: Rows) -> Non
     (row,) = rows(f"SELECT {selected} FROM otel_traces WHERE SpanName = '{name}'", 1)
     assert [value for _, value in attributes(row["a"])] == [b"first", b"second", b"{}" if is_slow else b"3"]
     assert (row["v"], row["s"]) == ("first", "5")
+
+
+def test_every_double_has_the_shortest_digits_on_either_path(send: Send, rows: Rows) -> None:
+    name = secrets.token_hex(8)
+    chosen = random.Random(7)
+    doubles = [struct.unpack("<d", chosen.randbytes(8))[0] for _ in range(400)]
+    doubles += [chosen.uniform(-1, 1) * 10.0 ** chosen.randint(-10, 23) for _ in range(400)]
+    cases = [Case(f"{number:03d}", double, text(any_value(double))) for number, double in enumerate(doubles)]
+    request = traces_of([])
+    span = request.resource_spans[0].scope_spans[0].spans[0]
+    span.name = name.encode()
+    set_attributes(span.attributes, cases)
+    assert flattened(TRACES, body := request.SerializeToString()) is body
+    send("traces", request)
+    (row,) = rows(f"SELECT {attributes_sql('SpanAttributes')} AS a FROM otel_traces WHERE SpanName = '{name}'", 1)
+    assert attributes(row["a"]) == expected(cases)
+    assert [float(case.text) for case in cases if case.text[:1] != b"j"] == list(filter(math.isfinite, doubles))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(-1e15, 1e15) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(JSON, max_size=4) | st.dictionaries(st.text(max_size=5), JSON, max_size=4))
+def test_the_text_of_an_array_or_a_map_is_its_json(value: Any) -> None:
+    written = text(any_value(value)).decode()
+    assert json.loads(written) == value
+    assert not {"\u2028", "\u2029"} & set(written)

@@ -30,9 +30,10 @@ TIMES = [
     (2**64 - 1, "2262-04-11 23:47:16.854775807"),
 ]
 
-# An id, and its text. One of zeros is none.
-TRACE_IDS = [(b"", ""), (b"\0" * 16, ""), (b"\0" * 15 + b"\xab", "0" * 30 + "ab"), (b"\xff" * 16, "ff" * 16)]
-SPAN_IDS = [(b"", ""), (b"\0" * 8, ""), (b"\1" + b"\0" * 7, "01" + "00" * 7), (b"\xab" * 8, "ab" * 8)]
+# An id, and its text. One of zeros is none; for one of another length the official Collector refuses the whole request.
+ZEROS = b"\0" * 15
+TRACE_IDS = [(b"", ""), (b"\0" * 16, ""), (ZEROS + b"\xab", "00" * 15 + "ab"), (b"\xff" * 16, "ff" * 16), (b"\1", "01")]
+SPAN_IDS = [(b"", ""), (b"\0" * 8, ""), (b"\1" + b"\0" * 7, "01" + "00" * 7), (b"\xab" * 8, "ab" * 8), (b"\1", "01")]
 
 # Start, end, duration. The exporter writes 2**64 - 1 for the last but one; here a span that ends before it starts, or
 # has not ended, takes no time.
