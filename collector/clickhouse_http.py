@@ -1,45 +1,38 @@
 """ClickHouse's HTTP interface in front of the embedded engine, so that unmodified clients and curl read and write it.
 
-Statements run in a bounded number of threads; beyond `MAX_WAITING` more, a request is refused at once. A client that
-goes away takes its statement with it if that only reads. A GET changes nothing, as in ClickHouse.
+A client that goes away, or takes nothing of its answer for a while, takes its statement with it if that only reads. A
+GET changes nothing, as in ClickHouse, and neither does a user without a password.
 """
 
 import asyncio
 import logging
 import uuid
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import ExitStack
+from pathlib import Path
 
-from aiohttp import web
+from aiohttp import BodyPartReader, web
 
-from collector.clickhouse_answer import content_type, empty_native, error_status, summary
-from collector.clickhouse_request import BAD_ARGUMENTS, SqlRequest, error, parse
-from collector.clickhouse_sessions import Sessions
-from collector.compression import SUPPORTED, EncodingError, TooLargeError, UnknownEncodingError, compress, decompress
+from collector.clickhouse_answer import hello, is_hello
+from collector.clickhouse_body import MAX_BODY_BYTES, Body, receive
+from collector.clickhouse_encoding import chosen
+from collector.clickhouse_queries import Queries, Task
+from collector.clickhouse_reply import Reply
+from collector.clickhouse_request import BAD_ARGUMENTS, External, SqlRequest, error, external, parse
+from collector.clickhouse_users import HINT, READONLY, Users
+from collector.compression import SUPPORTED, EncodingError, TooLargeError, UnknownEncodingError
 from collector.engine import Answer, Engine, EngineError
 from collector.guard import same_site
 
 log = logging.getLogger(__name__)
 
-THREADS = 8
-MAX_WAITING = 64
-MAX_BODY_BYTES = 1 << 30
-COMPRESS_BYTES = 4096
-KILL_AGAIN_S = 0.25
-TOO_MANY_SIMULTANEOUS_QUERIES = 202
-
 
 class ClickHouseHttp:
     """The routes. To stop: `finish`, then `close`."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, users: Users) -> None:
         self._engine = engine
-        self._sessions = Sessions(engine)
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="sql")
-        self._control = ThreadPoolExecutor(1, thread_name_prefix="sql-control")
-        self._running: dict[str, Future[Answer]] = {}
-        self._killing: set[asyncio.Task[None]] = set()
+        self._users = users
+        self._queries = Queries(engine)
 
     def application(self, host: str) -> web.Application:
         """The application that serves them on `host`."""
@@ -53,109 +46,98 @@ class ClickHouseHttp:
 
     async def finish(self, within_s: float) -> None:
         """Let running statements end, and stop those that have not after `within_s`: their clients get an error."""
-        ends = [asyncio.wrap_future(future) for future in list(self._running.values())]
-        with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(asyncio.gather(*ends, return_exceptions=True)), within_s)
-        await asyncio.gather(*(self._kill(tag, future) for tag, future in list(self._running.items())))
+        await self._queries.finish(within_s)
 
     async def close(self) -> None:
         """Let go of the engine. No request may be at work."""
-        await asyncio.gather(*self._killing)
-        self._threads.shutdown()
-        self._control.shutdown()
-        self._sessions.close()
+        await self._queries.close()
 
     async def _ping(self, _: web.Request) -> web.Response:
         return web.Response(text="Ok.\n")
 
-    async def _handle(self, request: web.Request) -> web.Response:
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
         if not request.query_string and not request.can_read_body:
             return web.Response(text="Ok.\n")
-        query_id = request.query.get("query_id") or str(uuid.uuid4())
-        headers = {
-            "X-ClickHouse-Query-Id": query_id,
-            "X-ClickHouse-Server-Display-Name": "tracegrad",
-            "X-ClickHouse-Timezone": self._engine.timezone,
-        }
-        try:
-            statement = parse(request.query, request.headers, await self._body(request))
-            answer = await self._run(statement, readonly=request.method != "POST")
-        except EngineError as refused:
-            headers["X-ClickHouse-Exception-Code"] = str(refused.code)
-            text = f"{str(refused).rstrip()} (version {self._engine.version} (official build))\n"
-            return web.Response(status=error_status(refused), text=text, headers=headers)
-        headers["X-ClickHouse-Summary"] = summary(answer)
-        if statement.reads:
-            headers["X-ClickHouse-Format"] = statement.output_format
-        headers["Content-Type"] = content_type(statement.output_format)
-        body = answer.body
-        encoding = _encoding(request) if statement.compress_answer and len(body) > COMPRESS_BYTES else None
-        if encoding is not None:
-            headers["Content-Encoding"] = encoding
-            body = await asyncio.to_thread(compress, encoding, body)
-        return web.Response(body=body, headers=headers)
+        parameters = dict(request.query)
+        query_id = parameters.get("query_id") or str(uuid.uuid4())
+        encoding = chosen(parameters, request.headers.get("Accept-Encoding", ""))
+        reply = Reply(request, self._engine, encoding, query_id)
+        user = None
+        with ExitStack() as held:
+            try:
+                user = self._users.authenticate(request.headers, parameters)
+                tables, body = await self._received(request, parameters, held)
+                asked = await asyncio.to_thread(parse, parameters, request.headers, body)
+                reply.describe(asked)
+                if (block := self._hello(asked)) is not None:
+                    return reply.whole(block, Answer())
+                return await self._run(Task(asked, user, request.method != "POST", body, tables), query_id, reply)
+            except EngineError as refused:
+                hint = HINT if refused.code == READONLY and user is not None and not user.writes else ""
+                return reply.refusal(refused, hint)
 
-    async def _body(self, request: web.Request) -> bytes:
-        raw = await request.read()
-        encoding = request.headers.get("Content-Encoding", "").strip().lower()
+    async def _run(self, task: Task, query_id: str, reply: Reply) -> web.StreamResponse:
+        query = await self._queries.start(task, query_id)
+        ended = asyncio.wrap_future(query.future)
         try:
-            return await asyncio.to_thread(decompress, encoding, raw, MAX_BODY_BYTES) if encoding and raw else raw
+            if query.result is not None:
+                return await reply.rows(query, query.result, ended, task.request)
+            answer = await asyncio.shield(ended)
+        except (asyncio.CancelledError, ConnectionError, TimeoutError) as gone:
+            ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else will look
+            self._queries.cancel(query)
+            if not isinstance(gone, TimeoutError):
+                raise
+            log.info("client takes nothing of its answer query_id=%.100s", query_id)
+            reply.abort()
+            raise ConnectionResetError from gone
+        return reply.whole(answer.body, answer)
+
+    def _hello(self, asked: SqlRequest) -> bytes | None:
+        """The answer to clickhouse-go's first statement; None where it is another."""
+        if not asked.protocol_version or asked.output_format != "Native" or not is_hello(asked.statement.asked):
+            return None
+        return hello(self._engine.version, self._engine.timezone, asked.protocol_version)
+
+    async def _received(
+        self, request: web.Request, parameters: dict[str, str], held: ExitStack
+    ) -> tuple[dict[External, Body], Body]:
+        """The body. Of a form: its fields become parameters, its files tables."""
+        directory = self._engine.directory
+        encoding = request.headers.get("Content-Encoding", "").strip().lower()
+        framed = parameters.get("decompress") == "1"
+        try:
+            if request.content_type.startswith("multipart/"):
+                tables = await _form(request, parameters, directory, held)
+                return tables, held.enter_context(Body(directory))
+            raw = held.enter_context(await receive(request.content, directory))
+            if not raw.size or (not framed and encoding in ("", "identity")):
+                return {}, raw
+            return {}, held.enter_context(await asyncio.to_thread(raw.decoded, encoding, framed=framed))
         except EncodingError as refused:
             raise error(BAD_ARGUMENTS, str(refused)) from refused
         except UnknownEncodingError as refused:
-            raise error(
-                BAD_ARGUMENTS, f"Content-Encoding {encoding} is not known: use {', '.join(SUPPORTED)}"
-            ) from refused
+            names = ", ".join(SUPPORTED)
+            raise error(BAD_ARGUMENTS, f"Content-Encoding {encoding} is not known: use {names}") from refused
         except TooLargeError:
             raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES) from None
 
-    async def _run(self, statement: SqlRequest, *, readonly: bool) -> Answer:
-        if len(self._running) >= THREADS + MAX_WAITING:
-            raise error(
-                TOO_MANY_SIMULTANEOUS_QUERIES, f"{len(self._running)} statements are running or waiting already"
-            )
-        tag = uuid.uuid4().hex
-        future = self._threads.submit(self._execute, statement, readonly, tag)
-        self._running[tag] = future
-        future.add_done_callback(lambda _: self._running.pop(tag))
-        answer = asyncio.wrap_future(future)
-        try:
-            return await asyncio.shield(answer)
-        except asyncio.CancelledError:
-            answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody else will look
-            if statement.reads:
-                task = asyncio.create_task(self._kill(tag, future))
-                self._killing.add(task)
-                task.add_done_callback(self._killing.discard)
-            raise
 
-    async def _kill(self, tag: str, future: Future[Answer]) -> None:
-        """Until it has ended: it may not have begun yet, or be in a step that cannot be stopped."""
-        if future.cancel():
-            return
-        while not future.done():
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._control, self._sessions.kill, tag)
-            except EngineError as refused:
-                log.warning("cannot stop a statement tag=%s error=%s", tag, refused)
-            await asyncio.sleep(KILL_AGAIN_S)
-
-    def _execute(self, statement: SqlRequest, readonly: bool, tag: str) -> Answer:
-        """In a thread: run it on a connection of its own or of its session."""
-        with self._sessions.connection(statement, readonly=readonly, tag=tag) as connection:
-            if (insert := statement.insert) is not None:
-                return connection.insert(insert.into, insert.settings, insert.input_format, insert.data)
-            answer = connection.query(statement.sql, statement.output_format, statement.params)
-            if statement.reads and statement.output_format == "Native" and not answer.body:
-                description = connection.query(statement.describe(), "JSONCompact", statement.params)
-                return replace(answer, body=empty_native(description.body))
-            return answer
-
-
-def _encoding(request: web.Request) -> str | None:
-    """The first encoding the client takes that we have."""
-    for choice in request.headers.get("Accept-Encoding", "").lower().split(","):
-        name = choice.split(";")[0].strip()
-        if name in SUPPORTED:
-            return name
-    return None
+async def _form(
+    request: web.Request, parameters: dict[str, str], directory: Path, held: ExitStack
+) -> dict[External, Body]:
+    files: list[tuple[str, Body]] = []
+    try:
+        async for part in await request.multipart():
+            if not isinstance(part, BodyPartReader) or part.name is None:
+                raise error(BAD_ARGUMENTS, "a part of the form has no name")
+            body = held.enter_context(Body(directory))
+            while piece := await part.read_chunk():
+                body.write(piece)
+            if part.filename is not None:
+                files.append((part.name, body))
+            else:
+                parameters[part.name] = body.read().decode()
+    except (ValueError, UnicodeDecodeError) as cause:
+        raise error(BAD_ARGUMENTS, f"the form cannot be read: {cause}") from cause
+    return {external(name, parameters): body for name, body in files}

@@ -4,15 +4,15 @@ The statement is the `query` parameter followed by the body; for `INSERT ... FOR
 come from the URL, or from the fields of a multipart form. Settings are the parameters that mean nothing else.
 """
 
-import email
-import email.policy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from collector.clickhouse_body import Body
+from collector.clickhouse_statement import Statement, is_list_of_columns, read_statement, tokens_of
 from collector.engine import EngineError
 
-# Parameters of the interface itself.
+# Parameters of the interface itself, or of clients that a server takes them from.
 _RESERVED = {
     "buffer_size",
     "cancel_http_readonly_queries_on_client_close",
@@ -24,12 +24,17 @@ _RESERVED = {
     "default_format",
     "enable_http_compression",
     "http_headers_progress_interval_ms",
+    "http_native_compression_disable_checksumming_on_decompress",
+    "http_response_buffer_size",
+    "http_wait_end_of_query",
+    "http_write_exception_in_output_format",
     "http_zlib_compression_level",
     "log_comment",
     "password",
     "query",
     "query_id",
     "quota_key",
+    "replace_running_query",
     "role",
     "send_progress_in_http_headers",
     "session_check",
@@ -48,46 +53,50 @@ _COLUMNS = rb"\((?:[^()`]|`[^`]*`|\([^()]*\))*\)"
 _SETTINGS = rb"SETTINGS\s(?:[^;']|'(?:[^'\\]|\\.)*')*?"
 _INSERT = re.compile(
     rb"(?P<into>%bINSERT\s+INTO\s+(?:TABLE\s+)?%b(?:\s*\.\s*%b)?\s*(?:%b\s*)?)(?P<settings>(?:%b)?)"
-    rb"\bFORMAT\s+(?P<format>\w+)[ \t]*;?[ \t]*(?:\r?\n)?" % (_GAP, _NAMED, _NAMED, _COLUMNS, _SETTINGS),
+    rb"\b(?:FORMAT\s+(?P<format>\w+)[ \t]*;?[ \t]*(?:\r?\n)?|(?P<values>VALUES\b))"
+    % (_GAP, _NAMED, _NAMED, _COLUMNS, _SETTINGS),
     re.IGNORECASE | re.DOTALL,
 )
-_READ = re.compile(
-    rb"%b[(\s]*(SELECT|WITH|SHOW|DESC|DESCRIBE|EXISTS|EXPLAIN|CHECK)\b" % _GAP, re.IGNORECASE | re.DOTALL
-)
-_FORMAT = re.compile(rb"\bFORMAT\s+(\w+)\s*(SETTINGS\s[^()]*?)?;?\s*$", re.IGNORECASE)
-
-# In this process the engine would read and write files for anyone who asks; grants do not cover these ways to ask.
-_FILES = re.compile(
-    rb"\b(?:outfile|infile)\b|\bfile[`\"]?\s*(?:\(|/\*|--|#)|\\x[0-9a-f]{2}[^`\"\s]{0,8}[`\"]\s*(?:\(|/\*|--|#)",
-    re.IGNORECASE,
-)
-FILES_REFUSED = (
-    "files of this machine are out of reach here; to search for text that looks like it, pass the text as a parameter"
-)
 DEFAULT_DATABASE = "otel"
-ACCESS_DENIED, BAD_ARGUMENTS, NOT_IMPLEMENTED = 497, 36, 48
-MAX_STATEMENT_SEARCH = 1 << 18
-"""An INSERT's head is looked for in so many bytes: the data behind it may be large."""
+BAD_ARGUMENTS, SYNTAX_ERROR = 36, 62
+MAX_STATEMENT_BYTES = 1 << 20
+"""An INSERT's head is looked for in so many bytes: the data behind it may be large. Other statements are no longer."""
+MAX_HELD_BYTES = 16 << 20
+"""The most of an answer that `buffer_size` can keep back in memory."""
+DEFAULT_HELD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Insert:
-    """`INSERT INTO ... FORMAT`: `into` up to the columns, `settings` as written or empty, and the data."""
+    """`INSERT INTO ... FORMAT`: `into` up to the columns, `settings` as written or empty.
+
+    The data is what of `inline`, and then of the request's body from `data_start` on, follows the statement.
+    """
 
     into: str
     settings: str
     input_format: str
-    data: bytes
+    inline: bytes
+    data_start: int
+
+
+@dataclass(frozen=True)
+class External:
+    """A table that comes with a request and is there for its statement only. Raises nothing: it was checked."""
+
+    name: str
+    columns: str
+    input_format: str
 
 
 @dataclass(frozen=True)
 class SqlRequest:
-    """`insert` is set when the statement carries data; `sql` is the whole statement otherwise.
+    """`insert` is set where data comes with the statement, which then ends before it. `session` None: none.
 
-    `output_format` is what the answer is in; `reads`: it gives a result and changes nothing. `session` None: none.
+    `held_bytes`: of the answer, before its status is sent; None: all of it (`wait_end_of_query=1`).
     """
 
-    sql: bytes
+    statement: Statement
     insert: Insert | None
     output_format: str
     database: str
@@ -96,32 +105,27 @@ class SqlRequest:
     session: str | None
     session_timeout_s: float
     session_must_exist: bool
+    session_ends: bool
     query_id: str | None
-    compress_answer: bool
+    replaces: bool
+    held_bytes: int | None
+    protocol_version: int
 
     @property
     def reads(self) -> bool:
         """Whether it gives a result; statements that only change something have none."""
-        return self.insert is None and _READ.match(self.sql) is not None
+        return self.insert is None and self.statement.reads
 
     def describe(self) -> bytes:
         """For one that reads: a statement whose JSONCompact answer tells the columns of the result."""
-        found = _FORMAT.search(self.sql)
-        statement = self.sql[: found.start()] if found else self.sql.rstrip().rstrip(b";")
-        keyword = _READ.match(self.sql)
-        if keyword is not None and keyword[1].upper() in (b"SELECT", b"WITH"):
-            return b"DESCRIBE TABLE (" + statement + b"\n) FORMAT JSONCompact"
-        return statement + b"\nFORMAT JSONCompact"
+        asked = self.statement.asked
+        if self.statement.verb in ("SELECT", "WITH", "FROM"):
+            return b"DESCRIBE TABLE (" + asked + b"\n) FORMAT JSONCompact"
+        return asked + b"\nFORMAT JSONCompact"
 
 
-def parse(parameters: Mapping[str, str], headers: Mapping[str, str], body: bytes) -> SqlRequest:
+def parse(parameters: Mapping[str, str], headers: Mapping[str, str], body: Body) -> SqlRequest:
     """Take the request apart; `body` is decompressed. Raises EngineError for what ClickHouse would refuse too."""
-    parameters = dict(parameters)
-    if headers.get("Content-Type", "").startswith("multipart/form-data"):
-        parameters |= _form(headers["Content-Type"], body)
-        body = b""
-    if "1" in (parameters.get("compress"), parameters.get("decompress")):
-        raise error(NOT_IMPLEMENTED, "compress=1 is ClickHouse's own block format: use Content-Encoding instead")
     settings = {
         name: value for name, value in parameters.items() if name not in _RESERVED and not name.startswith("param_")
     }
@@ -129,31 +133,50 @@ def parse(parameters: Mapping[str, str], headers: Mapping[str, str], body: bytes
         if not _NAME.fullmatch(name):
             raise error(BAD_ARGUMENTS, f"{name!r} is not the name of a setting")
     query = parameters.get("query", "").encode()
-    try:
-        insert = _insert(query, body)
-    except UnicodeDecodeError as cause:
-        raise error(BAD_ARGUMENTS, "the statement is not UTF-8") from cause
+    insert = _insert(query, body)
     if insert is not None:
-        sql = f"{insert.into} {insert.settings}".encode()
+        statement = read_statement(f"{insert.into} {insert.settings}".encode())  # for what it may not name
     else:
-        sql = b"\n".join(part for part in (query, body) if part)
-    if _FILES.search(sql):
-        raise error(ACCESS_DENIED, FILES_REFUSED)
-    named = _FORMAT.search(sql)
+        if len(query) + body.size > MAX_STATEMENT_BYTES:
+            raise error(SYNTAX_ERROR, f"Max query size exceeded: a statement has at most {MAX_STATEMENT_BYTES} bytes")
+        statement = read_statement(b"\n".join(part for part in (query, body.read()) if part))
+        if statement.verb == "INSERT" and _loses_data(statement.sql):
+            raise error(SYNTAX_ERROR, "this form of INSERT is not known here: INSERT INTO table (columns) FORMAT ...")
     default = parameters.get("default_format") or headers.get("X-ClickHouse-Format") or "TabSeparated"
+    if not _NAME.fullmatch(default):
+        raise error(BAD_ARGUMENTS, f"{default!r} is not the name of a format")
     return SqlRequest(
-        sql=sql,
+        statement=statement,
         insert=insert,
-        output_format=named[1].decode() if named else default,
+        output_format=statement.output_format or default,
         database=parameters.get("database") or headers.get("X-ClickHouse-Database") or DEFAULT_DATABASE,
         settings=settings,
         params={name.removeprefix("param_"): value for name, value in parameters.items() if name.startswith("param_")},
         session=parameters.get("session_id") or None,
-        session_timeout_s=_seconds(parameters.get("session_timeout")),
+        session_timeout_s=_number(parameters, "session_timeout", 60, 3600),
         session_must_exist=parameters.get("session_check") == "1",
+        session_ends=parameters.get("close_session") == "1",
         query_id=parameters.get("query_id") or None,
-        compress_answer=parameters.get("enable_http_compression") == "1",
+        replaces=parameters.get("replace_running_query") == "1",
+        held_bytes=_held_bytes(parameters),
+        protocol_version=_number(parameters, "client_protocol_version", 0, 1 << 31),
     )
+
+
+def external(name: str, parameters: dict[str, str]) -> External:
+    """The table that a file of a multipart form is; takes its parameters out. Raises EngineError."""
+    structure = parameters.pop(f"{name}_structure", None)
+    types = parameters.pop(f"{name}_types", None)
+    input_format = parameters.pop(f"{name}_format", "TabSeparated")
+    if structure is None and types is not None:
+        structure = ", ".join(f"_{number} {kind}" for number, kind in enumerate(_split(types), 1))
+    if structure is None:
+        raise error(BAD_ARGUMENTS, f"external table {name}: give its columns as {name}_structure or {name}_types")
+    if not _NAME.fullmatch(name) or not _NAME.fullmatch(input_format):
+        raise error(BAD_ARGUMENTS, f"external table {name!r}: its name or format is not a name")
+    if not is_list_of_columns(structure.encode()):
+        raise error(BAD_ARGUMENTS, f"external table {name}: {structure!r} is not a list of columns")
+    return External(name, structure, input_format)
 
 
 def error(code: int, message: str) -> EngineError:
@@ -161,34 +184,51 @@ def error(code: int, message: str) -> EngineError:
     return EngineError(f"Code: {code}. DB::Exception: {message}")
 
 
-def _insert(query: bytes, body: bytes) -> Insert | None:
+def _insert(query: bytes, body: Body) -> Insert | None:
     """The parts of an insert with data. The statement may end in the parameter or in the body."""
-    head = query if query else body[:MAX_STATEMENT_SEARCH]
+    head = query or body.read(MAX_STATEMENT_BYTES)
     found = _INSERT.match(head)
-    if found is None:
+    # Values of a short statement are the engine's to parse, as they may hold parameters and expressions.
+    if found is None or (found["values"] is not None and len(query) + body.size < MAX_STATEMENT_BYTES):
         return None
-    rest = head[found.end() :]
-    data = rest + (body if query else body[len(head) :])
-    return Insert(found["into"].decode(), found["settings"].decode(), found["format"].decode(), data)
-
-
-def _form(content_type: str, body: bytes) -> dict[str, str]:
-    message = email.message_from_bytes(
-        b"Content-Type: " + content_type.encode() + b"\r\n\r\n" + body, policy=email.policy.HTTP
-    )
-    fields: dict[str, str] = {}
-    for part in message.iter_parts():
-        name = part.get_param("name", header="content-disposition")
-        payload = part.get_payload(decode=True)
-        if part.get_filename() is not None:
-            raise error(NOT_IMPLEMENTED, "external tables cannot be sent to this port: insert into a temporary table")
-        if isinstance(name, str) and isinstance(payload, bytes):
-            fields[name] = payload.decode()
-    return fields
-
-
-def _seconds(text: str | None) -> float:
     try:
-        return min(float(text or 60), 3600.0)
-    except ValueError as cause:
-        raise error(BAD_ARGUMENTS, f"session_timeout is {text!r}, not a number of seconds") from cause
+        into, settings = found["into"].decode(), found["settings"].decode()
+        input_format = (found["format"] or b"Values").decode()
+    except UnicodeDecodeError as cause:
+        raise error(BAD_ARGUMENTS, "the statement is not UTF-8") from cause
+    inline, start = (query[found.end() :], 0) if query else (b"", found.end())
+    return Insert(into, settings, input_format, inline, start)
+
+
+def _loses_data(sql: bytes) -> bool:
+    """Whether it is an INSERT with data that was not recognised: the engine would silently insert nothing."""
+    words = [token for token in tokens_of(sql) if token.kind == "word"]
+    return any(token.is_word("FORMAT") for token in words) and not any(
+        token.is_word("SELECT", "VALUES") for token in words
+    )
+
+
+def _held_bytes(parameters: Mapping[str, str]) -> int | None:
+    if "1" in (parameters.get("wait_end_of_query"), parameters.get("http_wait_end_of_query")):
+        return None
+    name = "buffer_size" if "buffer_size" in parameters else "http_response_buffer_size"
+    return _number(parameters, name, DEFAULT_HELD_BYTES, MAX_HELD_BYTES)
+
+
+def _number(parameters: Mapping[str, str], name: str, default: int, most: int) -> int:
+    text = parameters.get(name) or str(default)
+    if not (text.isascii() and text.isdecimal()):
+        raise error(BAD_ARGUMENTS, f"{name} is {text!r}, not a whole number")
+    return min(int(text), most)
+
+
+def _split(types: str) -> list[str]:
+    """Types at the commas that are in no brackets."""
+    parts, depth = [""], 0
+    for character in types:
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]

@@ -1,21 +1,31 @@
 """Connections for SQL requests. One without a session gets a fresh connection; a session keeps its own while in use.
 
-Invariant: what one request set, by URL or by `SET`, is seen by later requests only if they name the same session, and
-settings of the URL not even then.
+Invariants: what one request set, by URL or by `SET`, is seen by later requests only if they name the same session, and
+settings of the URL not even then. A connection serves one user: what a reader's may do, the engine bounds for good.
 """
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import orjson
 
 from collector.clickhouse_request import SqlRequest, error
+from collector.clickhouse_users import User
 from collector.engine import Connection, Engine, quote
 
 MAX_SESSIONS = 256
+# What a statement may take unless it asks for more. Big sorts and groups go on on disk. `format_schema` holds the
+# schema itself: a name would be that of a file. Once readonly is 2, the engine lets no statement leave it.
+LIMITS = {
+    "max_memory_usage": "369098752",
+    "max_bytes_before_external_group_by": "150000000",
+    "max_bytes_before_external_sort": "150000000",
+    "format_schema_source": "string",
+}
+READER_LIMITS = {**LIMITS, "max_execution_time": "600", "readonly": "2"}
 SESSION_NOT_FOUND, SESSION_IS_LOCKED, TOO_MANY_SESSIONS = 372, 373, 202
 
 
@@ -56,33 +66,34 @@ class Sessions:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[tuple[str, str], _Session] = {}
 
     @contextmanager
-    def connection(self, request: SqlRequest, *, readonly: bool, tag: str) -> Iterator[Connection]:
-        """A connection that is ready for the request and that `kill(tag)` finds. Raises EngineError.
+    def connection(self, request: SqlRequest, user: User, *, readonly: bool, tag: str) -> Iterator[Connection]:
+        """A connection that is ready for the request and that `kill` finds by its tag. Raises EngineError.
 
-        A readonly request gets a fresh one: the engine does not let a connection out of that mode.
+        A readonly request of who may write gets a fresh one: the engine does not let a connection out of that mode.
         """
         settings = {**request.settings, "log_comment": tag}
-        if request.session is None or readonly:
+        if request.session is None or (readonly and user.writes):
             with self._engine.connection() as connection:
                 _use(connection, request.database)
-                connection.set(settings | ({"readonly": "2"} if readonly else {}))
+                _bound(connection, user, readonly=readonly)
+                connection.set(settings)
                 yield connection
             return
-        session = self._take(request.session, request)
+        session = self._take((user.name, request.session), request, user)
         try:
             session.prepare(request.database, settings)
             yield session.connection
         finally:
-            session.expires_at = time.monotonic() + session.timeout_s
+            session.expires_at = time.monotonic() + (-1 if request.session_ends else session.timeout_s)
             session.busy = False
 
-    def kill(self, tag: str) -> None:
-        """Stop the statement of the request with this tag, if it is running."""
+    def kill(self, tags: Iterable[str]) -> None:
+        """Stop the statements of the requests with these tags, as far as they are running."""
         with self._engine.connection() as connection:
-            connection.query(f"KILL QUERY WHERE Settings['log_comment'] = {quote(tag)} ASYNC")
+            connection.query(f"KILL QUERY WHERE Settings['log_comment'] IN ({', '.join(map(quote, tags))}) ASYNC")
 
     def close(self) -> None:
         """Close what is kept. No request may be running."""
@@ -91,19 +102,21 @@ class Sessions:
                 session.connection.close()
             self._sessions.clear()
 
-    def _take(self, name: str, request: SqlRequest) -> _Session:
+    def _take(self, key: tuple[str, str], request: SqlRequest, user: User) -> _Session:
         with self._lock:
             self._expire()
-            session = self._sessions.get(name)
+            session = self._sessions.get(key)
             if session is None:
                 if request.session_must_exist:
-                    raise error(SESSION_NOT_FOUND, f"there is no session {name}")
+                    raise error(SESSION_NOT_FOUND, f"there is no session {key[1]}. (SESSION_NOT_FOUND)")
                 if len(self._sessions) >= MAX_SESSIONS and not self._evict():
                     raise error(TOO_MANY_SESSIONS, f"more than {MAX_SESSIONS} sessions are at work")
-                session = _Session(self._engine.connect(), time.monotonic(), request.session_timeout_s)
-                self._sessions[name] = session
+                connection = self._engine.connect()
+                _bound(connection, user, readonly=False)
+                session = _Session(connection, time.monotonic(), request.session_timeout_s)
+                self._sessions[key] = session
             elif session.busy:
-                raise error(SESSION_IS_LOCKED, f"session {name} is at work on another request")
+                raise error(SESSION_IS_LOCKED, f"session {key[1]} is at work on another request. (SESSION_IS_LOCKED)")
             session.busy = True
             session.timeout_s = request.session_timeout_s
             return session
@@ -129,3 +142,9 @@ class Sessions:
 
 def _use(connection: Connection, database: str) -> None:
     connection.query("USE `" + database.replace("\\", "\\\\").replace("`", "\\`") + "`")
+
+
+def _bound(connection: Connection, user: User, *, readonly: bool) -> None:
+    """Limits first, then the profile: its constraints hold for what is set after it, whatever profile comes later."""
+    connection.set(LIMITS if user.writes and not readonly else READER_LIMITS)
+    connection.query("SET profile = 'writer'" if user.writes else "SET profile = 'reader'")

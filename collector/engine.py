@@ -6,7 +6,7 @@ a time. Opening one takes about 0.3 ms, so settings and temporary tables of one 
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -62,6 +62,10 @@ class Connection:
         """
         with _readable(data) as path:
             return self.query(f"{into} FROM INFILE '{path}' {settings} FORMAT {input_format}")
+
+    def watch(self, on_progress: Callable[[Mapping[str, int]], None] | None) -> None:
+        """Call `on_progress` with what a running statement has read so far, some times a second, in any thread."""
+        self._connection.set_progress_callback(on_progress)
 
     def set(self, settings: Mapping[str, str]) -> None:
         """Settings from now on. Names must be identifiers: the caller checks."""

@@ -16,6 +16,7 @@ import uvloop
 from aiohttp import web
 
 from collector.clickhouse_http import ClickHouseHttp
+from collector.clickhouse_users import Users, writer_password
 from collector.guard import is_loopback
 from collector.http_limits import LINGER_S, ServerLog
 from collector.open_store import OpenStore, open_store
@@ -111,7 +112,8 @@ class _Serving:
         if self.opened.engine is None or self.ports.clickhouse is None:
             yield
             return
-        sql = ClickHouseHttp(self.opened.engine)
+        users = Users(writer_password(self.chosen.writer_secret, self.chosen.data))
+        sql = ClickHouseHttp(self.opened.engine, users)
         # The handler of a client that goes away is cancelled, so that its statement can be stopped.
         runner = _runner(sql.application(self.ports.host), handler_cancellation=True, max_line_size=MAX_URL_BYTES)
         try:

@@ -32,6 +32,7 @@ from tracegrad.settings_sections import (
     VllmSettings,
     require_http,
 )
+from tracegrad.store_writer import writing_url
 
 __all__ = [
     "DATA",
@@ -117,6 +118,11 @@ class Settings(Section):
         """What our senders show the collector."""
         given = one_secret("otlp_token", self.otlp_token, self.otlp_token_env, self.otlp_token_file)
         return OtlpAccess(given or self.collector.secret, self.otlp_ca, self.otlp_cert, self.otlp_key)
+
+    @property
+    def clickhouse_to_write(self) -> str:
+        """`clickhouse` to write to: with the writer's name and password, where it names nobody and they are known."""
+        return self.clickhouse if self.collector.server is not None else writing_url(self.clickhouse, self.collector)
 
     @property
     def routes(self) -> tuple[ModelRoute, ...]:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, f
 
 from tracegrad.secret import Secret, one_secret
 from tracegrad.settings_store import StoreSettings
+from tracegrad.settings_writer import WriterSettings
 
 DATA = Path(".tracegrad")
 
@@ -38,7 +39,7 @@ Fsync = Literal["always", "interval", "off"]
 Directory = Annotated[Path, BeforeValidator(_not_empty)]
 
 
-class CollectorSettings(StoreSettings, Section):
+class CollectorSettings(StoreSettings, WriterSettings, Section):
     """`[collector]`: the process that owns the store. `data` is the chDB directory.
 
     `tls_*` are of the OTLP ports. With `tls_client_ca`, senders need a certificate that it vouches for.

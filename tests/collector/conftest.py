@@ -56,15 +56,21 @@ class Collector:
         assert found is not None
         return found[1]
 
+    @property
+    def writer(self) -> dict[str, str]:
+        """The headers of the user who may write over ClickHouse HTTP."""
+        password = (self.log.with_suffix("") / "writer.password").read_text().strip()
+        return {"X-ClickHouse-User": "writer", "X-ClickHouse-Key": password}
+
     def send(self, request: Message) -> Reply:
         """Export traces or logs, as the type of the request says."""
         path = "/v1/traces" if hasattr(request, "resource_spans") else "/v1/logs"
         return http(self.otlp + path, request.SerializeToString(), content_type="application/x-protobuf")
 
     def sql(self, query: str, **headers: str) -> str:
-        """The answer as tab-separated text, when all that was acknowledged is in the store."""
+        """The answer to the writer as tab-separated text, when all that was acknowledged is in the store."""
         self.drained()
-        reply = http(self.clickhouse + "/?database=otel", query.encode(), **headers)
+        reply = http(self.clickhouse + "/?database=otel", query.encode(), **(self.writer | headers))
         assert reply.status == 200, reply.body
         return reply.body.decode().rstrip("\n")
 
@@ -83,10 +89,11 @@ class Collector:
             time.sleep(0.02)
 
     def client(self, **options: Any) -> Any:
-        """A clickhouse-connect client, when all that was acknowledged is in the store."""
+        """A clickhouse-connect client, the writer's, when all that was acknowledged is in the store."""
         self.drained()
         host, port = self.clickhouse.removeprefix("http://").split(":")
-        return clickhouse_connect.get_client(host=host, port=int(port), database="otel", **options)
+        login = {"username": "writer", "password": self.writer["X-ClickHouse-Key"]}
+        return clickhouse_connect.get_client(host=host, port=int(port), database="otel", **(login | options))
 
 
 def command(data: Path, *options: str) -> list[str]:

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import clickhouse_connect
 import numpy as np
 import pytest
 from recorded_agents import Collector, RecordedAgents, Sql
 from training_doubles import SidecarDouble
 from training_world import Learners, World
 
+from tracegrad.clickhouse import connect
+from tracegrad.store_writer import WRITER, kept_password
 from trainer.config import TrainConfig
 from trainer.transitions import Call
 
@@ -68,7 +69,8 @@ def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collector]:
                 pytest.fail(f"no collector, status {process.poll()}:\n{log.read_text()[-3000:]}")
             time.sleep(0.05)
         ports = {name: int(port) for name, port in re.findall(r"(\w+)=\S*?:(\d+)", ready[0])}
-        yield Collector(f"http://127.0.0.1:{ports['otlp_http']}", f"http://127.0.0.1:{ports['clickhouse']}")
+        writer = f"{WRITER}:{kept_password(log.parent / 'store')}"
+        yield Collector(f"http://127.0.0.1:{ports['otlp_http']}", f"http://{writer}@127.0.0.1:{ports['clickhouse']}")
     finally:
         process.terminate()
         process.wait(20)
@@ -77,8 +79,7 @@ def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collector]:
 @pytest.fixture
 def sql(collector: Collector) -> Iterator[Sql]:
     """A function that asks the store: SQL and parameters -> rows."""
-    host, port = collector.clickhouse.removeprefix("http://").split(":")
-    client = clickhouse_connect.get_client(host=host, port=int(port), database="otel")
+    client = connect(collector.clickhouse)
     yield lambda query, **parameters: list(client.query(query, parameters=parameters).named_results())
     client.close()
 

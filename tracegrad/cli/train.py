@@ -43,7 +43,7 @@ def command(
     # Libraries below print; standard output is for our lines only.
     with (
         contextlib.redirect_stdout(sys.stderr),
-        run.opened_job(job_config, chosen.clickhouse, exclusive=not dry_run) as job,
+        run.opened_job(job_config, chosen.clickhouse_to_write, exclusive=not dry_run) as job,
     ):
         if dry_run:
             interrupted = job.peek()
