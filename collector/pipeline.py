@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 DELIVER_S = 5.0
 """How long a collector that stops goes on delivering; what is left waits in the spool."""
+KEEP_FREE_BYTES = 512 << 20
+"""Of the disk. More than the embedded engine wants free (engine.xml), so that a full spool can be emptied into it."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,12 @@ def pipeline(chosen: CollectorSettings, store: Store) -> Iterator[Pipeline]:
 
 def _spool(directory: Path, chosen: CollectorSettings) -> Spool:
     try:
-        return Spool(directory, max_bytes=chosen.spool_bytes, fsync=chosen.spool_fsync)
+        return Spool(
+            directory,
+            max_bytes=chosen.spool_bytes,
+            fsync=chosen.spool_fsync,
+            keep_free_bytes=KEEP_FREE_BYTES,
+        )
     except OSError as error:
         raise TracegradError(
             f"cannot keep the spool in {directory}: {error.strerror or error}; choose another --data"

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from collector.pipeline import KEEP_FREE_BYTES
+
 
 def request(name: str, spans: int) -> ExportTraceServiceRequest:
     made = ExportTraceServiceRequest()
@@ -105,3 +107,8 @@ def test_a_store_that_cannot_be_is_refused_in_one_line(tmp_path: Path, command_l
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert "cannot keep the store in" in line
+
+
+def test_the_engine_is_never_at_work_on_a_full_disk(collector: Any) -> None:
+    kept = int(collector.sql("SELECT keep_free_space FROM system.disks WHERE name = 'default'"))
+    assert 0 < kept < KEEP_FREE_BYTES

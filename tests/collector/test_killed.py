@@ -157,7 +157,7 @@ def stop_the_store(collector: Any) -> None:
 
 def test_a_full_spool_refuses_and_loses_nothing_when_it_is_killed_too(start: Any, tmp_path: Path) -> None:
     config = tmp_path / "tracegrad.toml"
-    config.write_text("[collector]\nspool_bytes = 8388608\n")
+    config.write_text('[collector]\nspool_bytes = 8388608\nspool_fsync = "always"\n')
     ledger = Ledger()
     with start(tmp_path / "store", "--config", str(config)) as collector:
         stop_the_store(collector)

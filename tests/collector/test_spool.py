@@ -97,11 +97,13 @@ def test_what_was_not_done_comes_again_after_a_death_and_what_was_begun_is_in_do
     second.close()
 
 
-def test_sync_says_up_to_where(spool: Spool) -> None:
+def test_sync_says_up_to_where(directory: Path) -> None:
+    spool = opened(directory, fsync="interval")
     end = spool.append([b"one"])
     assert spool.sync() >= end
     later = spool.append([b"two"])
     assert end < later <= spool.sync()
+    spool.close()
 
 
 def test_every_request_has_numbers_of_its_own_that_stay(tmp_path: Path) -> None:
@@ -354,7 +356,7 @@ def test_sync_syncs_every_file_that_was_written(
 def test_what_could_not_be_synced_is_said_and_not_written_on_to(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spool = opened(directory)
+    spool = opened(directory, fsync="always")
     end = spool.append([b"one"])
 
     def fail(_: int) -> None:

@@ -11,7 +11,7 @@ SEGMENT = 16 << 10
 
 def opened(directory: Path, **options: Any) -> Spool:
     """A spool of small files."""
-    return Spool(directory, **{"max_bytes": LIMIT, "segment_bytes": SEGMENT, **options})
+    return Spool(directory, **{"max_bytes": LIMIT, "segment_bytes": SEGMENT, "fsync": "off", **options})
 
 
 def die(spool: Spool) -> None:
