@@ -1,10 +1,19 @@
--- One row is one interval, policy (or model, where no policy is) and agent: prompt tokens a second.
+-- One row is one interval, policy (or model, where no policy is) and agent: prompt tokens a second. They are counted, not
+-- put together: a call that extends another says how long its whole prompt is.
 SELECT
-    $__timeInterval(started_at) AS time,
-    concat(if(policy = '', model, policy), if(agent = '', '', ' / '), agent) AS series,
-    sum(length(prompt_token_ids)) / $__interval_s AS tokens
-FROM otel.llm_calls
-WHERE $__timeFilter(started_at) AND $__conditionalAll(policy IN (${policy:singlequote}), $policy)
-    AND $__conditionalAll(agent IN (${agent:singlequote}), $agent)
+    $__timeInterval(calls.started_at) AS time,
+    concat(if(calls.policy = '', calls.model, calls.policy), if(contexts.agent = '', '', ' / '), contexts.agent) AS series,
+    sum(if(calls.depth = 0, calls.n_new, calls.n_prompt)) / $__interval_s AS tokens
+FROM
+(
+    SELECT trace_id, span_id, started_at, policy, model, depth, n_new, n_prompt
+    FROM otel.recorded_calls
+    WHERE $__timeFilter(started_at) AND $__conditionalAll(policy IN (${policy:singlequote}), $policy)
+) AS calls
+LEFT ANY JOIN
+(
+    SELECT trace_id, span_id, agent FROM otel.call_contexts WHERE $__timeFilter(started_at)
+) AS contexts ON contexts.trace_id = calls.trace_id AND contexts.span_id = calls.span_id
+WHERE $__conditionalAll(contexts.agent IN (${agent:singlequote}), $agent)
 GROUP BY time, series
 ORDER BY time, series

@@ -5,7 +5,7 @@ SELECT
     avg(reward) AS mean,
     stddevPop(reward) AS spread,
     max(started_at) AS last_started_at
-FROM otel.rollouts
+FROM otel.rollout_outcomes
 WHERE reward IS NOT NULL AND $__timeFilter(started_at) AND $__conditionalAll(task_id IN (${task:singlequote}), $task)
 GROUP BY task_id
 ORDER BY mean, task_id

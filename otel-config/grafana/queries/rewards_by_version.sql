@@ -12,7 +12,7 @@ FROM
     WHERE $__timeFilter(started_at) AND policy_version IS NOT NULL AND policy != ''
     GROUP BY rollout_id, attempt, policy
 ) AS versions
-INNER JOIN otel.rollouts AS rollouts
+INNER JOIN otel.rollout_outcomes AS rollouts
     ON rollouts.rollout_id = versions.rollout_id AND rollouts.attempt = versions.attempt
 WHERE rollouts.reward IS NOT NULL AND $__conditionalAll(rollouts.task_id IN (${task:singlequote}), $task)
 GROUP BY versions.policy, versions.version

@@ -5,5 +5,5 @@ SELECT
     countIf(status = 'failed') AS failed,
     countIf(status = 'timeout') AS timeout,
     countIf(status = 'lost') AS lost
-FROM otel.rollouts
+FROM otel.rollout_outcomes
 WHERE $__timeFilter(started_at) AND $__conditionalAll(task_id IN (${task:singlequote}), $task)

@@ -1,2 +1,6 @@
--- One row is one task that was run.
-SELECT DISTINCT task_id FROM otel.rollouts WHERE task_id != '' ORDER BY task_id LIMIT 1000
+-- One row is one task that was run in the time range.
+SELECT DISTINCT TaskId AS task_id
+FROM otel.otel_traces
+WHERE TaskId != '' AND $__timeFilter(Timestamp)
+ORDER BY task_id
+LIMIT 1000
