@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
+from clickhouse_go import ClickHouseGo
+from official_rollout import Recorded, trace_row
+
+from tracegrad.store_writer import PASSWORD_FILE, WRITER
 
 FILE = Path(__file__).parents[2] / "otel-config" / "collector.yaml"
 TEXT = FILE.read_text()
@@ -143,24 +147,37 @@ def test_nothing_is_dropped_while_clickhouse_is_away() -> None:
     assert "batch" not in CONFIG["processors"]
 
 
-def test_batches_are_large_and_counted_in_rows_while_the_queue_is_counted_in_bytes() -> None:
+def test_queue_and_batches_are_measured_in_bytes() -> None:
     queue = CONFIG["exporters"]["clickhouse"]["sending_queue"]
     batch = queue["batch"]
     # A sizer that is left out is not always the queue's own.
-    assert (queue["sizer"], batch["sizer"]) == ("bytes", "items")
-    assert 1_000 <= batch["min_size"] <= batch["max_size"]
-    # No batch may be larger than the queue: spans of 100 kB each still fit.
-    assert batch["max_size"] * 100_000 < queue["queue_size"]
+    assert (queue["sizer"], batch["sizer"]) == ("bytes", "bytes")
+    assert 1 << 20 <= batch["min_size"] < batch["max_size"]
+    assert 100 * batch["max_size"] < queue["queue_size"]
+
+
+def test_the_largest_batch_of_the_largest_spans_is_taken(collector: Any) -> None:
+    size = CONFIG["exporters"]["clickhouse"]["sending_queue"]["batch"]["max_size"]
+    recorded = Recorded("tracegrad.sidecar")
+    row = trace_row(recorded.spans[2]) | {"ScopeName": recorded.scope}
+    row["SpanAttributes"] |= {"gen_ai.input.messages": "words " * 800, "filler": "[1,22,333]" * 100}
+    n_rows = size // recorded.spans[2].ByteSize() // 5  # each is five times as large now, at least
+    rows = [row | {"SpanId": f"{number:016x}"} for number in range(n_rows)]
+    assert sum(len(value) for value in row["SpanAttributes"].values()) * n_rows > size
+    client = ClickHouseGo(collector.clickhouse, collector.writer, compress="gzip")
+    client.insert('"otel"."otel_traces"', list(row), rows)
+    assert collector.sql(f"SELECT count() FROM otel_traces WHERE TraceId = '{recorded.trace_id}'") == str(n_rows)
 
 
 def test_secrets_and_addresses_come_from_the_environment_and_default_to_loopback() -> None:
     exporter = CONFIG["exporters"]["clickhouse"]
     assert given(exporter["endpoint"]) == "http://127.0.0.1:8123"
     assert given(exporter["password"]) == ""
-    assert given(exporter["username"]) == "default"
+    assert given(exporter["username"]) == WRITER
     variables = set(re.findall(r"\$\{env:([A-Z_]+)", TEXT))
     explained = TEXT.split("extensions:")[0]
     assert [name for name in variables if name not in explained] == []
+    assert f"/{PASSWORD_FILE})" in explained
     protocols = CONFIG["receivers"]["otlp"]["protocols"]
     reader = CONFIG["service"]["telemetry"]["metrics"]["readers"][0]["pull"]["exporter"]["prometheus"]
     listens = [protocols["grpc"]["endpoint"], protocols["http"]["endpoint"], f"{reader['host']}:{reader['port']}"]

@@ -26,11 +26,10 @@ class RefusedError(Exception):
 
 
 class ClickHouseGo:
-    """`password` empty: none is sent. `compress`: gzip or none, the exporter's option."""
+    """`login`: headers that say who asks. `compress`: gzip or none, the exporter's option."""
 
-    def __init__(self, url: str, user: str = "default", password: str = "", compress: str = "none") -> None:
-        self._url, self._compress = url, compress
-        self._headers = {"X-ClickHouse-User": user, "X-ClickHouse-Key": password} if password else {}
+    def __init__(self, url: str, login: Mapping[str, str], compress: str = "none") -> None:
+        self._url, self._login, self._compress = url, dict(login), compress
 
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
         """One batch. `table` is quoted as in the statement; times are nanoseconds.
@@ -69,7 +68,7 @@ class ClickHouseGo:
 
     def _ask(self, settings: Mapping[str, str], body: bytes, headers: Mapping[str, str]) -> bytes:
         url = f"{self._url}/?{urllib.parse.urlencode(settings)}"
-        request = urllib.request.Request(url, data=body, headers=self._headers | dict(headers), method="POST")
+        request = urllib.request.Request(url, data=body, headers=self._login | dict(headers), method="POST")
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return bytes(answer.read())
