@@ -25,7 +25,7 @@ TABLES = {
     "otel_metrics_summary": ("metrics", _TIME.format("TimeUnix")),
 }
 """For each table: its kind, and when a row was."""
-FOR_GOOD = ("policies", "train_steps", "train_samples", "schema_migrations")
+FOR_GOOD = ("policies", "train_steps", "train_samples", "schema_migrations", "view_settings")
 """Tables without a TTL. Every table that keeps rows is in one of the two."""
 
 _INTERVALS = {"h": "toIntervalHour", "d": "toIntervalDay", "w": "toIntervalWeek"}

@@ -46,12 +46,6 @@ CREATE TABLE IF NOT EXISTS otel.otel_traces
     ExitCode Nullable(Int32) MATERIALIZED toInt32OrNull(SpanAttributes['process.exit.code']) CODEC(ZSTD(1)),
     ErrorType LowCardinality(String) MATERIALIZED SpanAttributes['error.type'] CODEC(ZSTD(1)),
 
-    -- Set on the span of an agent's invocation; the calls under it are that agent's.
-    AgentName LowCardinality(String) MATERIALIZED multiIf(
-        SpanAttributes['gen_ai.operation.name'] != 'invoke_agent' AND SpanAttributes['openinference.span.kind'] != 'AGENT', '',
-        SpanAttributes['gen_ai.agent.name'] != '', SpanAttributes['gen_ai.agent.name'],
-        SpanName) CODEC(ZSTD(1)),
-
     -- A sampled choice is a span that says whether it may be trained on.
     IsLlmCall Bool MATERIALIZED mapContains(SpanAttributes, 'tracegrad.trainable') CODEC(ZSTD(1)),
     Trainable Bool MATERIALIZED SpanAttributes['tracegrad.trainable'] = 'true' CODEC(ZSTD(1)),

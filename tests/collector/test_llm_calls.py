@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,21 +57,33 @@ def test_forks_from_forks_end_in_a_whole_call(collector: Any) -> None:
     check(world, rows(collector, f"rollout_id = '{world.rollout_id}'"))
 
 
-def test_rows_of_an_older_store_read_as_before(tmp_path: Path) -> None:
+def test_rows_and_views_of_an_older_store_become_todays(tmp_path: Path) -> None:
     older = tmp_path / "schema"
     older.mkdir()
-    for file in FILES.glob("000[1-6]_*.sql"):
+    for file in FILES.glob("000[1-3]_*.sql"):
         shutil.copy(file, older)
     with Engine(tmp_path / "store") as engine, engine.connection() as connection:
-        assert migrate(connection, older) == 6
+        migrate(connection, older)
+        for view in ("agent_spans", "recorded_calls", "line_calls", "llm_calls", "rewards", "rollouts"):
+            connection.query(f"CREATE VIEW otel.{view} AS SELECT TraceId FROM otel.otel_traces")
         connection.query(
-            """INSERT INTO otel.otel_traces (Timestamp, TraceId, SpanId, SpanAttributes) VALUES (now64(9), 't', 's',
-            {'tracegrad.trainable': 'true', 'tracegrad.prompt.token_ids': '[5,6]', 'gen_ai.input.messages': '[{}]'})"""
+            "ALTER TABLE otel.otel_traces ADD COLUMN AgentName LowCardinality(String) MATERIALIZED 'as it was'"
         )
-        shown = "SELECT prompt_token_ids, input_messages, trainable, untrainable_reason FROM otel.llm_calls"
-        before = connection.query(shown).body
-        assert migrate(connection) > 6
-        assert connection.query(shown).body == before == b"[5,6]\t[{}]\ttrue\t\n"
+        connection.query(
+            """INSERT INTO otel.otel_traces (Timestamp, TraceId, SpanId, ParentSpanId, SpanName, SpanAttributes) VALUES
+            (now64(9), 't', 's', 'p', 'chat', {'tracegrad.trainable': 'true', 'tracegrad.rollout.id': 'r',
+                'tracegrad.prompt.token_ids': '[5,6]', 'gen_ai.input.messages': '[{}]'}),
+            (now64(9), 't', 'p', '', 'agent_run [writer]', {})"""
+        )
+        connection.query("INSERT INTO otel.schema_migrations (number, name) VALUES (4, 'views'), (5, 'x'), (6, 'y')")
+        migrate(connection)
+        shown = "SELECT agent, prompt_token_ids, input_messages, trainable, untrainable_reason FROM otel.llm_calls"
+        deadline = time.monotonic() + 60
+        while (found := connection.query(shown).body) != b"writer\t[5,6]\t[{}]\ttrue\t\n":  # in the background
+            assert time.monotonic() < deadline, found
+            time.sleep(0.05)
+        assert connection.query("SELECT agents, n_calls FROM otel.rollouts").body == b"['writer']\t1\n"
+        assert connection.query("EXISTS otel.agent_spans").body == b"0\n"
 
 
 @pytest.mark.parametrize("seed", range(2))
