@@ -164,7 +164,9 @@ def test_the_largest_batch_of_the_largest_spans_is_taken(collector: Any) -> None
     n_rows = size // recorded.spans[2].ByteSize() // 5  # each is five times as large now, at least
     rows = [row | {"SpanId": f"{number:016x}"} for number in range(n_rows)]
     assert sum(len(value) for value in row["SpanAttributes"].values()) * n_rows > size
-    client = ClickHouseGo(collector.clickhouse, collector.writer, compress="gzip")
+    client = ClickHouseGo(
+        collector.clickhouse, collector.writer, compress=CONFIG["exporters"]["clickhouse"]["compress"]
+    )
     client.insert('"otel"."otel_traces"', list(row), rows)
     assert collector.sql(f"SELECT count() FROM otel_traces WHERE TraceId = '{recorded.trace_id}'") == str(n_rows)
 

@@ -142,7 +142,7 @@ def viewed(collector: Any, recorded: Recorded, view: str) -> list[dict[str, Any]
     return sorted(recorded.normal(rows), key=str)
 
 
-@pytest.mark.parametrize("compress", ["none", "gzip"])
+@pytest.mark.parametrize("compress", ["none", "gzip", "lz4"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_rows_are_those_that_come_by_otlp(name: str, compress: str, collector: Any, by_otlp: Recorded) -> None:
     layout, recorded = LAYOUTS[name], Recorded()

@@ -173,7 +173,7 @@ def test_rows_are_those_that_come_by_otlp(chosen: str, collector: Any, fetch: An
     kind, by_otlp, official = KINDS[chosen], f"otlp-{secrets.token_hex(6)}", f"official-{secrets.token_hex(6)}"
     body = request(kind, by_otlp).SerializeToString()
     assert fetch(f"{collector.otlp}/v1/metrics", body, content_type="application/x-protobuf").status == 200
-    client = ClickHouseGo(collector.clickhouse, collector.writer, compress="gzip")
+    client = ClickHouseGo(collector.clickhouse, collector.writer, compress="lz4")
     client.insert(f'"otel"."{kind.table}"', [*OF_ALL, *kind.columns], [COMMON | kind.row | {"MetricName": official}])
     found = stored(collector, kind.table, official)
     assert found == stored(collector, kind.table, by_otlp)

@@ -13,6 +13,8 @@ from clickhouse_connect.datatypes.registry import get_from_name
 from clickhouse_connect.driver.insert import InsertContext
 from clickhouse_connect.driver.transform import NativeTransform
 
+from collector.clickhouse_frames import frames
+
 PROTOCOL = "54483"
 """What it calls client_protocol_version. It counts for answers only: blocks that it sends are of revision 0."""
 
@@ -26,7 +28,7 @@ class RefusedError(Exception):
 
 
 class ClickHouseGo:
-    """`login`: headers that say who asks. `compress`: gzip or none, the exporter's option."""
+    """`login`: headers that say who asks. `compress`: lz4, gzip or none, the exporter's option."""
 
     def __init__(self, url: str, login: Mapping[str, str], compress: str = "none") -> None:
         self._url, self._login, self._compress = url, dict(login), compress
@@ -64,6 +66,8 @@ class ClickHouseGo:
         headers = {"Content-Type": "application/octet-stream"}
         if self._compress == "gzip":
             block, headers = gzip.compress(block), headers | {"Content-Encoding": "gzip"}
+        elif self._compress == "lz4":
+            block, settings = frames(block), settings | {"decompress": "1", "compress": "1"}
         self._ask(settings | {"async_insert": "false"}, block, headers)
 
     def _ask(self, settings: Mapping[str, str], body: bytes, headers: Mapping[str, str]) -> bytes:
