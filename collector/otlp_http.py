@@ -2,12 +2,14 @@
 
 Errors are google.rpc.Status messages in the encoding of the request. 429 and 503 will get better by sending again, and
 their Retry-After says when; all others will not. `/healthz` says that the process lives, `/readyz` that it takes
-exports, `/metrics` what it did; the last asks for the token too.
+exports, `/metrics` what it did; `/delivered?within_s=10` answers when all that was acknowledged is in the store.
+The last two ask for the token too.
 """
 
 import asyncio
 import functools
 import math
+from collections.abc import Awaitable, Callable
 
 import orjson
 from aiohttp import web
@@ -37,11 +39,17 @@ STATUS: dict[Reason, int] = {
 """Whatever else stands in the way goes away by itself: 503."""
 
 
+Delivered = Callable[[float], Awaitable[bool]]
+"""Waits so many seconds for what was acknowledged to be in the store, and says whether it is."""
+LONGEST_WAIT_S = 60.0
+
+
 class OtlpHttp:
     """The routes."""
 
-    def __init__(self, receiver: Receiver) -> None:
+    def __init__(self, receiver: Receiver, delivered: Delivered) -> None:
         self._receiver = receiver
+        self._delivered = delivered
         self._json = asyncio.Lock()
         """JSON takes ten times its size while it is converted: one body at a time."""
 
@@ -53,6 +61,7 @@ class OtlpHttp:
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/readyz", self._ready)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/delivered", self._wait_until_delivered)
         app.router.add_post("/{other:.*}", self._no_such_path)
         return app
 
@@ -123,6 +132,17 @@ class OtlpHttp:
             return web.json_response({"status": "not ready", "reason": problem}, status=503)
         warning = self._receiver.warning()
         return web.json_response({"status": "ready"} | ({"warning": warning} if warning else {}))
+
+    async def _wait_until_delivered(self, request: web.Request) -> web.Response:
+        try:
+            self._receiver.authorise(_authorization(request))
+            within_s = min(max(float(request.query.get("within_s", "10")), 0.0), LONGEST_WAIT_S)
+        except RefusedError as error:
+            return _refusal(request, error)
+        except ValueError:
+            return web.json_response({"error": "within_s is a number of seconds"}, status=400)
+        delivered = await self._delivered(within_s)
+        return web.json_response({"delivered": delivered}, status=200 if delivered else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         try:

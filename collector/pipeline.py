@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
@@ -20,6 +21,7 @@ from tracegrad.settings import CollectorSettings, Fsync
 
 log = logging.getLogger(__name__)
 
+DELIVERED_POLL_S = 0.02
 DELIVER_S = 5.0
 """How long a collector that stops goes on delivering; what is left waits in the spool."""
 KEEP_FREE_BYTES = 512 << 20
@@ -49,6 +51,16 @@ class Pipeline:
     def problem(self) -> str | None:
         """Why the store takes nothing at the moment, if so. Requests are still taken, as long as the spool has room."""
         return next((line.delivery.problem for line in self._lines if line.delivery.problem), None)
+
+    async def delivered(self, within_s: float) -> bool:
+        """Wait until all is in the store that is acknowledged now; False when that takes longer than `within_s`."""
+        ends = [line.spool.end for line in self._lines]
+        deadline = time.monotonic() + within_s
+        while any(line.spool.waits_for(end) for line, end in zip(self._lines, ends, strict=True)):
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(DELIVERED_POLL_S)
+        return True
 
     def ingests(self) -> list[Ingest]:
         """What fills the spools. On the event loop; to be closed before the pipeline stops."""

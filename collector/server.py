@@ -95,7 +95,7 @@ class _Serving:
     @asynccontextmanager
     async def _otlp(self, receiver: Receiver) -> AsyncIterator[int]:
         """Both transports; the port of gRPC."""
-        http, grpc = _runner(OtlpHttp(receiver).application(self.ports.host)), OtlpGrpc(receiver)
+        http, grpc = _runner(OtlpHttp(receiver, self.road.delivered).application(self.ports.host)), OtlpGrpc(receiver)
         try:
             await http.setup()
             context = None if self.tls is None else self.tls.context

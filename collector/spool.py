@@ -283,6 +283,18 @@ class Spool:
         self._has_spare = True
         return True
 
+    @property
+    def end(self) -> Position:
+        """Up to where requests were appended, by this process or one before it."""
+        with self._lock:
+            last = self._segments[-1] if self._segments else None
+            return Position(last.number, last.end) if last else self._ledger.done
+
+    def waits_for(self, end: Position) -> bool:
+        """Whether something before `end` is not done."""
+        with self._lock:
+            return self._waiting_bytes > 0 and self._ledger.done < end
+
     def figures(self) -> Figures:
         """What is waiting now, and what was lost."""
         with self._lock:

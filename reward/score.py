@@ -19,6 +19,7 @@ from reward.answer import is_answer, last_line
 from reward.event import evaluation
 from reward.graders import GRADERS, Grader
 from tracegrad import clickhouse
+from tracegrad.delivered import wait_until_delivered
 from tracegrad.errors import InputError, UnreachableError
 from tracegrad.otlp import OtlpSender, SpanContext
 from tracegrad.rollout.tasks import Task
@@ -117,6 +118,7 @@ async def score_rollouts(
     if grader not in GRADERS:
         raise InputError(f"no grader {grader!r}: choose one of {', '.join(sorted(GRADERS))}")
     expected = {task.id: _expected(task, answer_field) for task in tasks}
+    await wait_until_delivered(settings)
     store = Store(settings.clickhouse, await asyncio.to_thread(clickhouse.connect, settings.clickhouse))
     try:
         found = await asyncio.to_thread(_finished, store, name, rollout_id, again)

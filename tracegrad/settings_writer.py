@@ -8,7 +8,7 @@ from tracegrad.secret import Secret, one_secret
 
 
 class WriterSettings(BaseModel):
-    """`writer_password*`: of the user `writer` of the embedded store; without one it is made and kept beside the rows."""
+    """`writer_password*`: of the user `writer` of the embedded store; without one it is made and kept beside rows."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -445,3 +445,13 @@ def test_web_pages_of_other_sites_are_refused(collector: Any, fetch: Any) -> Non
     own = collector.clickhouse
     assert fetch(own, b"SELECT 1", origin=own).status == 200
     assert fetch(own, b"SELECT 1", host=f"localhost:{own.rpartition(':')[2]}").status == 200
+
+
+def test_delivered_answers_when_what_was_acknowledged_is_in_the_store(collector: Any, fetch: Any) -> None:
+    request = ExportTraceServiceRequest()
+    request.resource_spans.add().scope_spans.add().spans.add(name="delivered", start_time_unix_nano=10**18)
+    assert collector.send(request).status == 200
+    assert json.loads(fetch(f"{collector.otlp}/delivered?within_s=30").body) == {"delivered": True}
+    reply = fetch(collector.clickhouse + "/", b"SELECT count() FROM otel.otel_traces WHERE SpanName = 'delivered'")
+    assert reply.body == b"1\n"
+    assert fetch(f"{collector.otlp}/delivered?within_s=soon").status == 400

@@ -17,6 +17,7 @@ import pytest
 import reward
 from reward.score import score_rollouts
 from tracegrad import clickhouse
+from tracegrad.delivered import wait_until_delivered
 from tracegrad.errors import InputError, UnreachableError
 from tracegrad.otlp import OtlpSender, SpanContext
 from tracegrad.rollout.results import RunResult, root_span
@@ -37,6 +38,7 @@ async def store(settings: Settings, *runs: tuple[RunResult, str]) -> None:
         for result, stdout in runs:
             sender.put(root_span(result, stdout, ""))
         assert await sender.flush(30)
+    assert await wait_until_delivered(settings)
 
 
 def rewards(settings: Settings) -> dict[str, dict[str, Any]]:
@@ -108,6 +110,7 @@ async def test_emitted_rewards_reach_the_rollout_by_id_or_by_trace(settings: Set
         span_id=result.context.span_id.hex(),
         endpoint=settings.otlp,
     )
+    assert await wait_until_delivered(settings)
     assert rewards(settings)[result.rollout_id]["total"] == 0.75
 
 

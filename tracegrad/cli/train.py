@@ -1,5 +1,6 @@
 """`tracegrad train`."""
 
+import asyncio
 import contextlib
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import typer
 
 from tracegrad import settings
 from tracegrad.cli.options import AsJson, ConfigFile
+from tracegrad.delivered import wait_until_delivered
 
 if TYPE_CHECKING:
     from trainer.config import TrainConfig
@@ -39,6 +41,7 @@ def command(
     from trainer import run
 
     job_config = train_config.load(job_file).completed(chosen)
+    asyncio.run(wait_until_delivered(chosen))
     out = sys.stdout
     # Libraries below print; standard output is for our lines only.
     with (

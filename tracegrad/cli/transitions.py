@@ -1,5 +1,6 @@
 """`tracegrad transitions`."""
 
+import asyncio
 import sys
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import typer
 from tracegrad import settings
 from tracegrad.cli.options import AsJson, ConfigFile
 from tracegrad.cli.table import table
+from tracegrad.delivered import wait_until_delivered
 
 EXAMPLE = "Example: tracegrad transitions --task capital-7 --json > transitions.jsonl"
 
@@ -48,6 +50,7 @@ def command(
         agent=agent,
         policy=policy,
     )
+    asyncio.run(wait_until_delivered(chosen))
     store = Store(chosen.clickhouse)
     try:
         lines = list_transitions(store, wanted)
