@@ -52,9 +52,9 @@ PLAIN = Encoding(None, framed=False)
 
 
 def chosen(parameters: Mapping[str, str], accept: str) -> Encoding:
-    """What a request asks for. As in ClickHouse, `enable_http_compression=1` must be there for a content encoding."""
+    """What a request asks for. As in ClickHouse, `enable_http_compression=0` keeps it from a content encoding."""
     content = None
-    if parameters.get("enable_http_compression") == "1":
+    if parameters.get("enable_http_compression", "1") != "0":
         content = next((name for name in _acceptable(accept) if name in _COMPRESSORS), None)
     level = parameters.get("http_zlib_compression_level", "")
     chosen_level = min(max(int(level), 1), 9) if level.isdecimal() else DEFAULT_LEVEL

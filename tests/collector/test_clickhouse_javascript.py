@@ -1,4 +1,4 @@
-"""The JavaScript client, unmodified, as npm has it. Skipped, with the reason, where Node.js or the registry is missing."""
+"""The JavaScript client, unmodified, from npm. Skipped, with the reason, where Node.js or a registry is missing."""
 
 import json
 import secrets
