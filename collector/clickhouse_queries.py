@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from collector.clickhouse_answer import empty_native
 from collector.clickhouse_body import Body
-from collector.clickhouse_request import External, Insert, SqlRequest, error
+from collector.clickhouse_request import SYNTAX_ERROR, External, Insert, SqlRequest, error
 from collector.clickhouse_sessions import Sessions
 from collector.clickhouse_statement import renamed, tokens_of
 from collector.clickhouse_users import READONLY, User
@@ -211,6 +211,8 @@ def _kill_statement(sql: bytes, user: User) -> bytes:
         if user.writes:
             return sql
         raise error(READONLY, "KILL QUERY WHERE ... is the only KILL in readonly mode. (READONLY)")
+    if any(token.depth < 0 for token in tokens):  # else the condition could leave the brackets that it is put in
+        raise error(SYNTAX_ERROR, "a bracket is closed that is not open. (SYNTAX_ERROR)")
     rest = [token for token in tokens if token.start > where.start and token.depth == 0]
     end = next((token.start for token in rest if token.is_word("SYNC", "ASYNC", "TEST", "FORMAT")), len(sql))
     condition = renamed(sql[where.end : end], "query_id", b"Settings['log_comment']")
