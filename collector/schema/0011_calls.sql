@@ -119,15 +119,17 @@ SELECT
 FROM otel.line_calls AS parts
 GROUP BY parts.rollout_id, parts.attempt, parts.line;
 
--- One row is one fork: what its line has from the line that it leaves, behind what that one has from lines before.
+-- One row is one fork: what its line has from the line that it leaves, behind what that one has from lines before. Forks are
+-- few: what they need is on the left of their joins, so that no more of it is read. `is_whole`: all of it is there.
 CREATE OR REPLACE VIEW otel.call_forks AS
 SELECT
-    forks.rollout_id AS rollout_id,
-    forks.attempt AS attempt,
-    forks.line AS line,
+    lines.rollout_id AS rollout_id,
+    lines.attempt AS attempt,
+    lines.fork AS line,
     greatest(calls.n_shared, lines.first_shared) - lines.first_shared AS n_before,
-    greatest(forks.n_shared, calls.n_shared) - calls.n_shared AS n_of_call,
-    calls.depth <= lines.whole_depth AND n_before <= lines.n_tokens AND n_of_call <= calls.n_tokens AS is_whole,
+    greatest(lines.fork_shares, calls.n_shared) - calls.n_shared AS n_of_call,
+    lines.line != '' AND calls.line != '' AND calls.depth <= lines.whole_depth AND n_before <= lines.n_tokens
+        AND n_of_call <= calls.n_tokens AS is_whole,
     n_before + n_of_call AS n_tokens,
     arrayConcat(arraySlice(lines.tokens, 1, n_before), arraySlice(calls.tokens, 1, n_of_call)) AS tokens,
     least(toUInt64(greatest(toInt64(calls.depth) - lines.first_depth + 1, 0)), length(lines.message_ends)) AS n_calls,
@@ -135,22 +137,29 @@ SELECT
     substring(
         lines.messages, if(begins_anew, lines.message_starts[n_calls], 0) + 1,
         lines.message_ends[n_calls] - if(begins_anew, lines.message_starts[n_calls], 0)) AS messages
-FROM otel.call_lines AS lines
-INNER JOIN
+FROM otel.line_calls AS calls
+RIGHT ANY JOIN
 (
     SELECT
-        RolloutId AS rollout_id,
-        RolloutAttempt AS attempt,
-        SpanId AS line,
-        any(ExtendsSpanId) AS extends,
-        any(if(empty(ForkPath), ExtendsRoot, ForkPath[-1])) AS line_before,
-        any(ExtendsTokens) AS n_shared
-    FROM otel.otel_traces
-    WHERE IsFork
-    GROUP BY RolloutId, RolloutAttempt, SpanId
-) AS forks ON lines.rollout_id = forks.rollout_id AND lines.attempt = forks.attempt AND lines.line = forks.line_before
-INNER JOIN otel.line_calls AS calls
-    ON calls.rollout_id = forks.rollout_id AND calls.attempt = forks.attempt AND calls.span_id = forks.extends;
+        forks.rollout_id AS rollout_id, forks.attempt AS attempt, forks.line AS fork, forks.extends AS extends,
+        forks.n_shared AS fork_shares, lines.line AS line, lines.first_depth AS first_depth, lines.first_shared AS first_shared,
+        lines.whole_depth AS whole_depth, lines.n_tokens AS n_tokens, lines.tokens AS tokens, lines.messages AS messages,
+        lines.message_ends AS message_ends, lines.message_starts AS message_starts
+    FROM otel.call_lines AS lines
+    RIGHT ANY JOIN
+    (
+        SELECT
+            RolloutId AS rollout_id,
+            RolloutAttempt AS attempt,
+            SpanId AS line,
+            any(ExtendsSpanId) AS extends,
+            any(if(empty(ForkPath), ExtendsRoot, ForkPath[-1])) AS line_before,
+            any(ExtendsTokens) AS n_shared
+        FROM otel.otel_traces
+        WHERE IsFork
+        GROUP BY RolloutId, RolloutAttempt, SpanId
+    ) AS forks ON lines.rollout_id = forks.rollout_id AND lines.attempt = forks.attempt AND lines.line = forks.line_before
+) AS lines ON calls.rollout_id = lines.rollout_id AND calls.attempt = lines.attempt AND calls.span_id = lines.extends;
 
 -- One row is one line that began as a fork: all that it has from the lines before it, from the root on.
 CREATE OR REPLACE VIEW otel.line_beginnings AS

@@ -43,7 +43,7 @@ SELECT TraceId AS trace_id, SpanId AS span_id, RolloutId AS rollout_id, RolloutA
 FROM otel.otel_traces
 WHERE RolloutId != '';
 
--- One row is one evaluation and the rollout that it belongs to: that which the judged span names; failing that, the one that
+-- One row is one evaluation and the rollout that it belongs to, or several equal ones: that which the judged span names; failing that, the one that
 -- the evaluation names; failing that, its trace's; failing that, the trace is the rollout. Each way is a branch of its own, and
 -- the rollout a column of what is found first in it, so that a filter on rollouts reads what they have and no more.
 CREATE OR REPLACE VIEW otel.rollout_evaluations AS
@@ -51,9 +51,8 @@ SELECT
     spans.rollout_id AS rollout_id, spans.attempt AS attempt, spans.trace_id AS trace_id, spans.span_id AS span_id,
     given.name AS name, given.score AS score, given.label AS label, given.source AS source,
     given.explanation AS explanation, given.written_at AS written_at
-FROM otel.evaluations AS given
-INNER JOIN (SELECT DISTINCT trace_id, span_id, rollout_id, attempt FROM otel.rollout_spans) AS spans
-    ON spans.trace_id = given.trace_id AND spans.span_id = given.span_id
+FROM otel.rollout_spans AS spans
+INNER JOIN otel.evaluations AS given ON spans.trace_id = given.trace_id AND spans.span_id = given.span_id
 UNION ALL
 SELECT
     given.told_rollout_id AS rollout_id, given.told_attempt AS attempt, given.trace_id AS trace_id, given.span_id AS span_id,
