@@ -75,7 +75,9 @@ def test_no_acknowledged_record_is_lost_and_none_doubled_by_kills(
     assert ledger.acknowledged >= 8 * kills // 2
 
 
-def test_a_backlog_is_stored_once_however_often_the_process_dies_over_it(start: Any, tmp_path: Path) -> None:
+def test_a_backlog_is_stored_once_however_often_the_process_dies_over_it(
+    start: Any, fetch: Any, tmp_path: Path
+) -> None:
     ledger = Ledger()
     with start(tmp_path / "store") as collector:
         clients = load(ledger, collector, templates("traces", SMALL) + templates("logs", SMALL))
@@ -85,12 +87,20 @@ def test_a_backlog_is_stored_once_however_often_the_process_dies_over_it(start: 
     deaths = 0
     for _ in range(4):
         with start(tmp_path / "store") as collector:
-            time.sleep(0.5)
-            deaths += collector.waiting_bytes() > 0
-            kill(collector)
+            deaths += dies_when_rows_appear(collector, fetch)
     assert deaths, "there was no backlog"
     with start(tmp_path / "store") as collector:
         ledger.check(collector.sql)
+
+
+def dies_when_rows_appear(collector: Any, fetch: Any) -> bool:
+    """Kill it as soon as rows of a batch are stored, or taken out again; False when nothing waits any more."""
+    counts = b"SELECT (SELECT count() FROM otel.otel_traces), (SELECT count() FROM otel.otel_logs)"
+    before = fetch(collector.clickhouse, counts).body
+    wait_for(lambda: fetch(collector.clickhouse, counts).body != before or collector.waiting_bytes() == 0)
+    waits = collector.waiting_bytes() > 0
+    kill(collector)
+    return bool(waits)
 
 
 def test_what_is_damaged_between_two_runs_is_set_aside_and_reported_and_the_rest_is_stored(

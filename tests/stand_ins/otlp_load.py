@@ -24,7 +24,7 @@ _METHODS = {
     "logs": "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
 }
 START_NS = 1_790_000_000_000_000_000
-DAY_NS, DAYS = 86_400_000_000_000, 50
+DAY_NS, DAYS = 86_400_000_000_000, 12
 """Each day is a partition, and the store takes partition after partition: a kill finds batches that are half stored."""
 SIZES = ((1, 50), (1, 20_000), (7, 300), (40, 6000), (700, 100), (3000, 10))
 """Records of a request, and bytes of an attribute of each."""
