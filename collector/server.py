@@ -80,7 +80,7 @@ class _Serving:
                 log.info(
                     "collector ready otlp_http=%s clickhouse=%s otlp_grpc=%s data=%s store=%s",
                     shown(host, port_of(ports.otlp_http), scheme),
-                    "-" if ports.clickhouse is None else shown(host, port_of(ports.clickhouse)),
+                    "-" if ports.clickhouse is None else shown(host, port_of(ports.clickhouse), scheme),
                     shown(host, grpc_port, scheme),
                     self.chosen.data.absolute(),
                     self.opened.store.name,
@@ -118,7 +118,8 @@ class _Serving:
         runner = _runner(sql.application(self.ports.host), handler_cancellation=True, max_line_size=MAX_URL_BYTES)
         try:
             await runner.setup()
-            await web.SockSite(runner, self.ports.clickhouse).start()
+            context = None if self.tls is None else self.tls.context
+            await web.SockSite(runner, self.ports.clickhouse, ssl_context=context).start()
             yield
         finally:
             await asyncio.gather(runner.cleanup(), sql.finish(FINISH_S))

@@ -1,4 +1,4 @@
-"""The certificate of the OTLP ports, for both of their servers. Files are read once, when the process starts."""
+"""The certificate of all ports, for each of their servers. Files are read once, when the process starts."""
 
 import ssl
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from tracegrad.settings import CollectorSettings
 
 @dataclass(frozen=True)
 class Tls:
-    """One certificate, as OTLP/HTTP and as OTLP/gRPC want it."""
+    """One certificate, as the HTTP ports and as OTLP/gRPC want it."""
 
     context: ssl.SSLContext
     credentials: grpc.ServerCredentials

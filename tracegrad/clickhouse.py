@@ -7,24 +7,29 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from clickhouse_connect import get_client
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
-from clickhouse_connect.driver.httputil import default_pool_manager
+from clickhouse_connect.driver.httputil import default_pool_manager, get_pool_manager
 
 from tracegrad.errors import TracegradError, UnreachableError
 from tracegrad.loopback import is_loopback
+from tracegrad.store_tls import context_of, files_of
 
 DATABASE = "otel"
 
 
 def shown(url: str) -> str:
-    """The address without user and password, for messages."""
+    """The address without user, password and files, for messages."""
     parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
 
 
 def connect(url: str) -> Client:
-    """A client for the store at `url`. Raises UnreachableError when nothing answers there."""
+    """A client for the store at `url`. Raises UnreachableError when nothing answers there, SettingsError for files."""
     parts = urlsplit(url)
     secure = parts.scheme == "https"
+    context_of(url)  # says better than the driver what is wrong with a file
+    files = files_of(url)
+    # With a pool of its own it looks for no proxy.
+    direct = (get_pool_manager(**files) if files else default_pool_manager()) if is_loopback(parts.hostname) else None
     with errors_in_one_line(url):
         return get_client(
             host=parts.hostname,
@@ -34,8 +39,9 @@ def connect(url: str) -> Client:
             password=unquote(parts.password or ""),
             database=DATABASE,
             autogenerate_session_id=False,
-            # With a pool of its own it looks for no proxy.
-            pool_mgr=default_pool_manager() if is_loopback(parts.hostname) else None,
+            pool_mgr=direct,
+            tls_mode="strict" if files else None,  # a certificate of ours is no user's
+            **files,
         )
 
 

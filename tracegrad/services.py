@@ -82,12 +82,13 @@ def services(settings: Settings, config: Path | None, engine: Engine | None) -> 
     collector, sidecar = settings.collector, settings.sidecar
     shared = as_environment(settings)
     otlp = (collector.otlp_http_port, collector.otlp_grpc_port)
+    scheme = "https" if collector.tls_cert else "http"
     if collector.server is None:
         ports: tuple[int, ...] = (*otlp, collector.clickhouse_port)
-        ready = f"http://{collector.host}:{collector.clickhouse_port}/ping"
+        ready = f"{scheme}://{collector.host}:{collector.clickhouse_port}/ping"
     else:  # who wants SQL asks the server: that port stays closed
         ports = otlp
-        ready = f"http{'s' if collector.tls_cert else ''}://{collector.host}:{collector.otlp_http_port}/healthz"
+        ready = f"{scheme}://{collector.host}:{collector.otlp_http_port}/healthz"
     chosen = [Service("collector", (*tracegrad, "collector", *options), shared, collector.host, ports, ready)]
     if engine is not None:
         chosen.append(_vllm(settings, engine))

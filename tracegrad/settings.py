@@ -32,6 +32,7 @@ from tracegrad.settings_sections import (
     VllmSettings,
     require_http,
 )
+from tracegrad.store_tls import with_files
 from tracegrad.store_writer import writing_url
 
 __all__ = [
@@ -101,9 +102,12 @@ class Settings(Section):
                 chosen = getattr(self, section)
                 given = getattr(chosen, host_name)
                 host = _ANY_HOST.get(given, given)
-                scheme = "https" if name == "otlp" and self.collector.tls_cert is not None else "http"
+                tls = section == "collector" and self.collector.tls_cert is not None
+                url = f"http{'s' if tls else ''}://{host}:{getattr(chosen, port)}"
+                if tls and name == "clickhouse":
+                    url = with_files(url, self.otlp_ca, self.otlp_cert, self.otlp_key)
                 # Not marked as set: a later change of the port is followed.
-                self.__dict__[name] = f"{scheme}://{host}:{getattr(chosen, port)}"
+                self.__dict__[name] = url
         return self
 
     @model_validator(mode="after")

@@ -42,7 +42,7 @@ Directory = Annotated[Path, BeforeValidator(_not_empty)]
 class CollectorSettings(StoreSettings, WriterSettings, Section):
     """`[collector]`: the process that owns the store. `data` is the chDB directory.
 
-    `tls_*` are of the OTLP ports. With `tls_client_ca`, senders need a certificate that it vouches for.
+    `tls_*` are of all its ports. With `tls_client_ca`, who connects needs a certificate that it vouches for.
     """
 
     host: str = "127.0.0.1"

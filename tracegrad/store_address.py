@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from tracegrad.store_tls import with_files
+
 SCHEMES = {"clickhouse": False, "clickhouses": True}
 DATABASE = "otel"
 PORT, SECURE_PORT = 8123, 8443
@@ -62,7 +64,8 @@ class StoreAddress:
     def http_url(self, password: str) -> str:
         """The same server for those who read and write over HTTP, with the user's name and password where there are."""
         login = f"{quote(self.user, safe='')}{':' if password else ''}{quote(password, safe='')}@" if self.user else ""
-        return f"http{'s' if self.secure else ''}://{login}{self._host}:{self.port}"
+        url = f"http{'s' if self.secure else ''}://{login}{self._host}:{self.port}"
+        return with_files(url, self.ca_cert, self.client_cert, self.client_cert_key)
 
 
 def store_address(url: str) -> StoreAddress:

@@ -75,7 +75,8 @@ tls_key = "{key}"
 def count_of(guarded: Guarded, trace_id: str) -> int:
     # Not by the collector's own `sql`, which reads `/metrics` first: that asks for the token here.
     query = f"SELECT count() FROM otel.otel_traces WHERE TraceId = '{trace_id}'"
-    with urllib.request.urlopen(guarded.collector.clickhouse, query.encode(), timeout=30) as reply:
+    tls = guarded.settings.otlp_access.tls
+    with urllib.request.urlopen(guarded.collector.clickhouse, query.encode(), timeout=30, context=tls) as reply:
         return int(reply.read())
 
 

@@ -25,7 +25,7 @@ def test_an_address_with_everything() -> None:
     assert (found.verify, found.ca_cert, found.compression) == (False, "/ca.pem", "zstd")
     assert (found.connect_timeout, found.send_receive_timeout) == (3, 60)
     assert found.settings == {"insert_quorum": "2", "insert_quorum_timeout": "5000"}
-    assert found.http_url("s/ecret") == "https://a%40b:s%2Fecret@h.example:9443"
+    assert found.http_url("s/ecret") == "https://a%40b:s%2Fecret@h.example:9443?ca_cert=%2Fca.pem"
     assert str(found) == "clickhouses://h.example:9443"
     assert "p:w" not in repr(found)
 

@@ -14,6 +14,7 @@ from tracegrad import settings
 from tracegrad.cli.options import AsJson, ConfigFile
 from tracegrad.errors import TracegradError, UnreachableError
 from tracegrad.loopback import open_url
+from tracegrad.store_tls import context_of
 
 EXAMPLE = 'Example: tracegrad sql "SELECT status, count() FROM rollouts GROUP BY status"'
 
@@ -50,7 +51,7 @@ def _ask(url: str, query: bytes, parameters: dict[str, str]) -> HTTPResponse:
         request.add_header("X-ClickHouse-User", unquote(parts.username))
         request.add_header("X-ClickHouse-Key", unquote(parts.password or ""))
     try:
-        return open_url(request)
+        return open_url(request, tls=context_of(url))
     except urllib.error.HTTPError as error:
         raise TracegradError(f"ClickHouse: {error.read().decode(errors='replace').strip()}") from error
     except OSError as error:
