@@ -21,9 +21,12 @@ CREATE OR REPLACE VIEW otel.chosen_settings AS
 SELECT ifNull(argMaxOrNullIf(value, set_at, name = 'lost_after_s'), 3600) AS lost_after_s
 FROM otel.view_settings;
 
--- One row is one evaluation with a score, as it was written. An id of zeros is none.
+-- One row is one evaluation with a score, as it was written. An id of zeros is none; `judged_trace_id` and `judged_span_id` are
+-- as they were told, because joins on these find the evaluations of a span by an index.
 CREATE OR REPLACE VIEW otel.evaluations AS
 SELECT
+    TraceId AS judged_trace_id,
+    SpanId AS judged_span_id,
     if(TraceId = repeat('0', 32), '', TraceId) AS trace_id,
     if(SpanId = repeat('0', 16), '', SpanId) AS span_id,
     RolloutId AS told_rollout_id,
@@ -52,13 +55,13 @@ SELECT
     given.name AS name, given.score AS score, given.label AS label, given.source AS source,
     given.explanation AS explanation, given.written_at AS written_at
 FROM otel.rollout_spans AS spans
-INNER JOIN otel.evaluations AS given ON spans.trace_id = given.trace_id AND spans.span_id = given.span_id
+INNER JOIN otel.evaluations AS given ON spans.trace_id = given.judged_trace_id AND spans.span_id = given.judged_span_id
 UNION ALL
 SELECT
     given.told_rollout_id AS rollout_id, given.told_attempt AS attempt, given.trace_id AS trace_id, given.span_id AS span_id,
     given.name, given.score, given.label, given.source, given.explanation, given.written_at
 FROM otel.rollout_spans AS spans
-RIGHT ANTI JOIN otel.evaluations AS given ON spans.trace_id = given.trace_id AND spans.span_id = given.span_id
+RIGHT ANTI JOIN otel.evaluations AS given ON spans.trace_id = given.judged_trace_id AND spans.span_id = given.judged_span_id
 WHERE given.told_rollout_id != ''
 UNION ALL
 SELECT
@@ -80,7 +83,7 @@ RIGHT JOIN
 (
     SELECT given.*
     FROM otel.rollout_spans AS spans
-    RIGHT ANTI JOIN otel.evaluations AS given ON spans.trace_id = given.trace_id AND spans.span_id = given.span_id
+    RIGHT ANTI JOIN otel.evaluations AS given ON spans.trace_id = given.judged_trace_id AND spans.span_id = given.judged_span_id
     WHERE given.told_rollout_id = ''
 ) AS given ON traces.trace_id = given.trace_id;
 
