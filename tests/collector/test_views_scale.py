@@ -10,7 +10,7 @@ from collector.migrations import migrate
 SPANS_A_ROLLOUT = 20
 ROLLOUTS = 8_000
 """Times four: 640,000 spans. Ids and times are computed from the number of the rollout and of the span in it."""
-# A root span, two agents, two tools, five calls, and above each call one span of the agent's client and one of its HTTP.
+# A root span, two agents, two tools, five calls, and above each call a span of the agent's client and one of its HTTP.
 FILL = """
 INSERT INTO otel.otel_traces (Timestamp, TraceId, SpanId, ParentSpanId, SpanName, ServiceName, SpanAttributes, Duration)
 WITH
