@@ -8,7 +8,7 @@ SELECT
     status,
     error_type,
     stdout
-FROM rollouts
+FROM rollout_outcomes
 WHERE status IN ('succeeded', 'failed', 'timeout')
     AND ({rollout:String} = '' OR rollout_id = {rollout:String})
     AND ({again:UInt8} OR (rollout_id, attempt) NOT IN

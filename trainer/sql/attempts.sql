@@ -7,24 +7,16 @@ WITH
         SELECT rollout_id, attempt FROM train_samples
         WHERE step_id IN (SELECT step_id FROM train_steps WHERE policy = {policy:String})
     ),
-    calls AS (
-        SELECT rollout_id, attempt, max(policy = {policy:String}) AS called, max(ended_at) AS last_ended_at
-        FROM llm_calls
-        GROUP BY rollout_id, attempt
-    ),
     candidates AS (
         SELECT
-            rollouts.rollout_id AS rollout_id, rollouts.attempt AS attempt, rollouts.task_id AS task_id,
-            rollouts.trace_id AS trace_id, rollouts.root_span_id AS root_span_id, rollouts.status AS status,
-            rollouts.split AS split, rollouts.reward AS reward, rollouts.started_at AS started_at, calls.called AS called,
-            {again:UInt8} = 0 AND (rollouts.rollout_id, rollouts.attempt) IN (consumed) AS trained,
-            rollouts.status IN ('succeeded', 'failed', 'timeout') AS finished,
-            finished AND rollouts.n_calls = 0 AND rollouts.task_id != '' AS died,
-            greatest(ifNull(rollouts.ended_at, toDateTime64(0, 9)), calls.last_ended_at) AS last_seen_at,
+            rollout_id, attempt, task_id, trace_id, root_span_id, status, split, reward, started_at,
+            has(policies, {policy:String}) AS called,
+            {again:UInt8} = 0 AND (rollout_id, attempt) IN (consumed) AS trained,
+            status IN ('succeeded', 'failed', 'timeout') AS finished,
+            finished AND n_calls = 0 AND task_id != '' AS died,
             toUnixTimestamp64Nano(last_seen_at) < {quiet_before_ns:Int64} AS quiet
-        FROM rollouts
-        LEFT JOIN calls ON calls.rollout_id = rollouts.rollout_id AND calls.attempt = rollouts.attempt
-        WHERE rollouts.split != 'eval' AND toUnixTimestamp64Nano(rollouts.started_at) >= {since_ns:Int64}
+        FROM rollout_outcomes
+        WHERE split != 'eval' AND toUnixTimestamp64Nano(started_at) >= {since_ns:Int64}
     ),
     attempts AS (
         SELECT

@@ -1,6 +1,6 @@
 -- One row per attempt of a rollout, of the tasks or rollouts asked for; an empty list asks for all.
 SELECT rollout_id, attempt, task_id, trace_id, root_span_id, status, split, reward
-FROM rollouts
+FROM rollout_outcomes
 WHERE toUnixTimestamp64Nano(started_at) >= {since_ns:Int64}
     AND (empty({rollout_ids:Array(String)}) OR has({rollout_ids:Array(String)}, rollout_id))
     AND (empty({task_ids:Array(String)}) OR has({task_ids:Array(String)}, task_id))
