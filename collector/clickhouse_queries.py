@@ -151,7 +151,14 @@ class Queries:
         with self._connection(task, query) as connection:
             # The format is told twice: the engine gives SHOW that of the call, and with Null no rows.
             sql = statement.into(f"/proc/self/fd/{writing}", request.output_format)
-            answer = connection.query(sql, request.output_format, request.params)
+            try:
+                answer = connection.query(sql, request.output_format, request.params)
+            except EngineError as refused:
+                if refused.code != SYNTAX_ERROR:
+                    raise
+                # The same error, but of the client's own text. Should that be right after all, it is served whole.
+                answer = connection.query(statement.sql, request.output_format, request.params)
+                _write(writing, answer.body)
             if request.output_format == "Native" and answer.read_rows == 0:
                 description = connection.query(request.describe(), "JSONCompact", request.params)
                 _write(writing, empty_native(description.body))

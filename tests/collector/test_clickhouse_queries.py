@@ -169,6 +169,10 @@ def test_methods(collector: Any) -> None:
     ("statement", "code", "status"),
     [
         ("SELEC 1", 62, 400),
+        ("SELECT FROM WHERE", 62, 400),
+        ("SELECT 1 FROM", 62, 400),
+        ("SELECT 'a", 62, 400),
+        ("SELECT 1 FORMAT", 62, 400),
         ("SELECT nothing", 47, 404),
         ("SELECT * FROM nowhere", 60, 404),
         ("SELECT nofunction()", 46, 404),
@@ -190,3 +194,5 @@ def test_codes_and_statuses_are_those_of_clickhouse(
     assert reply.body.startswith(f"Code: {code}. DB::Exception: ".encode())
     assert reply.body.endswith(b"(official build))\n")
     assert reply.body.count(b"\n") == 1
+    assert b"OUTFILE '" not in reply.body
+    assert b"/proc/" not in reply.body

@@ -1,4 +1,4 @@
-"""ClickHouse HTTP with a certificate: own processes trust it by their configuration, others get in with theirs alone."""
+"""ClickHouse HTTP with a certificate: own processes trust it by their configuration, others need one of their own."""
 
 import json
 import os
