@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
+from collector import clickhouse_memory
 from collector.clickhouse_answer import empty_native
 from collector.clickhouse_body import Body
 from collector.clickhouse_request import SYNTAX_ERROR, External, Insert, SqlRequest, error
@@ -70,6 +71,7 @@ class Queries:
         self._running: dict[str, Query] = {}
         self._doomed: set[Query] = set()
         self._killer: asyncio.Task[None] | None = None
+        self._keeper: asyncio.Task[None] | None = None
 
     async def start(self, task: Task, query_id: str) -> Query:
         """Run it as soon as there is a thread. Raises EngineError where there are too many, or one of this id."""
@@ -94,6 +96,8 @@ class Queries:
             query.future.add_done_callback(lambda _: os.close(writing))
         self._running[query_id] = query
         query.future.add_done_callback(lambda _: self._ended(query))
+        if self._keeper is None or self._keeper.done():
+            self._keeper = asyncio.create_task(self._keep_memory(), name="sql-memory")
         return query
 
     def cancel(self, query: Query) -> None:
@@ -113,6 +117,8 @@ class Queries:
     async def close(self) -> None:
         """Let go of the engine. No request may be at work."""
         await self._killed()
+        if self._keeper is not None:
+            await self._keeper
         self._threads.shutdown()
         self._control.shutdown()
         self._sessions.close()
@@ -127,6 +133,12 @@ class Queries:
         self._doomed.add(query)
         if self._killer is None or self._killer.done():
             self._killer = asyncio.create_task(self._kill(), name="sql-killer")
+
+    async def _keep_memory(self) -> None:
+        while self._running:
+            await asyncio.sleep(clickhouse_memory.LOOK_S)
+            if clickhouse_memory.is_high():
+                await asyncio.get_running_loop().run_in_executor(self._control, clickhouse_memory.relieve, self._engine)
 
     async def _killed(self) -> None:
         """Return when all that are to be stopped have ended."""

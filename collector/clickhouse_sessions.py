@@ -20,12 +20,12 @@ MAX_SESSIONS = 256
 # What a statement may take unless it asks for more. Big sorts and groups go on on disk. `format_schema` holds the
 # schema itself: a name would be that of a file. Once readonly is 2, the engine lets no statement leave it.
 LIMITS = {
-    "max_memory_usage": "369098752",
+    "max_memory_usage": "536870912",
     "max_bytes_before_external_group_by": "150000000",
     "max_bytes_before_external_sort": "150000000",
     "format_schema_source": "string",
 }
-READER_LIMITS = {**LIMITS, "max_execution_time": "600", "readonly": "2"}
+READER_LIMITS = {**LIMITS, "max_memory_usage": "369098752", "max_execution_time": "600", "readonly": "2"}
 SESSION_NOT_FOUND, SESSION_IS_LOCKED, TOO_MANY_SESSIONS = 372, 373, 202
 
 

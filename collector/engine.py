@@ -14,8 +14,8 @@ from collector.directory_lock import hold
 from collector.store import UNKNOWN_CODE, Answer, StoreError, error_code, is_retryable, quote
 from tracegrad.errors import TracegradError
 
-# Read when the library is loaded: memory that queries have freed goes back to the system soon, else the process would take
-# twice what its statements may. Not at once: the next insert would pay a fifth of its time for new pages.
+# Read when the library is loaded: memory that queries have freed goes back to the system soon, else the process would
+# take twice what its statements may. Not at once: the next insert would pay a fifth of its time for new pages.
 os.environ.setdefault("JE_MALLOC_CONF", "dirty_decay_ms:2000,muzzy_decay_ms:0")
 
 import chdb
