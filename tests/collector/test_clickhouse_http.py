@@ -286,7 +286,7 @@ def test_a_client_that_goes_away_takes_its_statement_with_it(collector: Any) -> 
 def test_too_many_statements_are_refused_and_the_rest_is_served(collector: Any, fetch: Any) -> None:
     many = THREADS + MAX_WAITING + 10
     with concurrent.futures.ThreadPoolExecutor(many) as threads:
-        replies = list(threads.map(lambda _: fetch(collector.clickhouse, b"SELECT sleep(2)"), range(many)))
+        replies = list(threads.map(lambda _: fetch(collector.clickhouse, b"SELECT sleep(1)"), range(many)))
     statuses = {reply.status for reply in replies}
     assert statuses == {200, 503}
     refused = [reply for reply in replies if reply.status == 503]

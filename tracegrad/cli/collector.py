@@ -29,7 +29,10 @@ def command(
         bool, typer.Option("--print-schema", help="Print the SQL that makes the schema, and start nothing.")
     ] = False,
 ) -> None:
-    """Receive OTLP into ClickHouse, embedded or a server, and answer SQL over HTTP."""
+    """Receive OTLP into ClickHouse, embedded or a server, and answer SQL over HTTP.
+
+    The embedded one's user `default` only reads; `writer` also writes, with the password in DATA/writer.password.
+    """
     if store and "@" in store and ":" in store.partition("://")[2].rpartition("@")[0]:
         raise SettingsError(
             "--store holds a password, which every user of this machine could see: "
