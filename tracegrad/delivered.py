@@ -31,5 +31,5 @@ async def wait_until_delivered(settings: Settings, within_s: float = WITHIN_S) -
     except (TimeoutError, aiohttp.ClientError, SettingsError) as error:
         delivered, said = False, error
     if not delivered:
-        log.info("not known whether the store has all that was sent url=%s reason=%s", url, said)
+        log.debug("not known whether the store has all that was sent url=%s reason=%s", url, said)
     return delivered
