@@ -4,21 +4,23 @@ Invariants: a batch leaves the spool only when all of its rows are in the store,
 ever was set aside and counted. No fault of the store costs a row: the thread tries again until it is told to stop, and
 what is left then waits in the spool for the next collector.
 
+What the engine itself cannot read is decoded here and written anew; what it refuses even so is found by halving.
+
 Rows have ids that follow from where their request is in the spool. A batch that the store may have in part (the process
 was killed, an insert failed) is taken out by these ids and put in whole. So everything that views make of rows may see
 a row twice: they keep only what the same row twice does not change.
 """
 
+import bisect
 import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from collector import metrics
-from collector.nested import MalformedError, flattened
-from collector.rows import Rows, split
+from collector.nested import MalformedError, decoded
+from collector.rows import OddError, Piece, pieces
 from collector.signals import METRICS, Signal
 from collector.spool import Spool
 from collector.spool_batch import Batch
@@ -28,6 +30,9 @@ from collector.store import Store, StoreError
 log = logging.getLogger(__name__)
 
 BATCH_BYTES = 48 << 20
+"""Of requests that are taken from the spool at once."""
+INSERT_BYTES, INSERT_ROWS = 48 << 20, 1 << 16
+"""Of rows in one insert: each has the whole of its resource, so these may be many times what a batch is."""
 GATHER_S: Final = 0.02
 INTERVAL_S = 0.2
 """An insert costs tens of milliseconds before its first row, so they begin so far apart, unless a batch is full."""
@@ -37,17 +42,12 @@ SLOW_PATH_S = 30.0
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.2, 10.0
 
 
+_MEMORY = {173, 241}
+"""CANNOT_ALLOCATE_MEMORY, MEMORY_LIMIT_EXCEEDED."""
+
+
 class Stopping(Exception):  # noqa: N818 - not an error
     """The thread was told to stop while a batch was open."""
-
-
-@dataclass(frozen=True)
-class _Readable:
-    """A request of the spool, the same with values that the engine reads, and the number of its first row."""
-
-    record: Record
-    plain: bytes
-    number: int
 
 
 class Delivery:
@@ -91,16 +91,18 @@ class Delivery:
             began = time.monotonic()
             try:
                 batch = self._spool.read(BATCH_BYTES)
-                if batch is None:
-                    self._wake.wait(IDLE_S)
-                    continue
+            except Exception as error:
+                log.exception("spool cannot be read signal=%s", self._signal.name)
+                self.problem = str(error)
+                self._stop.wait(LONGEST_RETRY_S)
+                continue
+            if batch is None:
+                self._wake.wait(IDLE_S)
+                continue
+            try:
                 self._deliver(batch)
             except Stopping:
                 return
-            except Exception as error:
-                # Whatever it is, nothing behind this batch may be lost with the thread.
-                log.exception("delivery broke signal=%s", self._signal.name)
-                self._pause(LONGEST_RETRY_S, str(error))
 
     def _gather(self, began: float) -> None:
         """Wait for more, unless there is enough for a batch."""
@@ -117,18 +119,25 @@ class Delivery:
             try:
                 self._spool.begin(batch)
                 if in_doubt:
-                    self._take_out(batch)
+                    self._take_out(batch.name, batch.numbers[0], batch.end_number - 1)
                 in_doubt = True
                 began = time.monotonic()
                 stored = self._insert(batch)
             except (StoreError, OSError) as error:
-                metrics.INSERTS.add(self._signal.name, "failed")
-                metrics.RETRIES.add(self._signal.name)
                 log.warning("insert failed, trying again signal=%s error=%.500s", self._signal.name, str(error))
-                self._pause(wait_s, str(error))
-                wait_s = min(wait_s * 2, LONGEST_RETRY_S)
+                problem = str(error)
+            except Stopping:
+                raise
+            except Exception as error:
+                # Whatever it is, this batch must not be passed over: what is behind it would never be done either.
+                log.exception("delivery broke, trying again signal=%s", self._signal.name)
+                problem = repr(error)
             else:
                 break
+            metrics.INSERTS.add(self._signal.name, "failed")
+            metrics.RETRIES.add(self._signal.name)
+            self._pause(wait_s, problem)
+            wait_s = min(wait_s * 2, LONGEST_RETRY_S)
         metrics.INSERTS.add(self._signal.name, "done")
         metrics.INSERT_SECONDS.observe(time.monotonic() - began, self._signal.name)
         metrics.ROWS.add(self._signal.name, amount=stored)
@@ -140,80 +149,83 @@ class Delivery:
         if self._stop.wait(seconds):
             raise Stopping
 
-    def _take_out(self, batch: Batch) -> None:
-        """Make sure that no row of it is in the store, or comes there yet. Raises StoreError."""
-        while self._store.is_running(batch.name):
+    def _take_out(self, name: str, first_id: int, last_id: int) -> None:
+        """Make sure that no row with such an id is in the store, or comes there yet. Raises StoreError."""
+        while self._store.is_running(name):
             self._pause(FIRST_RETRY_S, f"an insert of {self._signal.name} is still at work")
-        among = f"WHERE IngestId >= {batch.numbers[0]} AND IngestId < {batch.end_number}"
         for table in self._signal.targets:
-            if count := self._store.delete(f"otel.{table}", among):
-                log.info("rows in doubt taken out table=%s count=%d batch=%s", table, count, batch.name)
+            if count := self._store.delete(f"otel.{table}", f"WHERE IngestId BETWEEN {first_id} AND {last_id}"):
+                log.info("rows in doubt taken out table=%s count=%d batch=%s", table, count, name)
 
     def _insert(self, batch: Batch) -> int:
         """All of a batch that the store takes at all; how many rows. Raises StoreError where it may yet take more."""
         if self._signal is not METRICS and time.monotonic() >= self._decode_until:
-            rows = Rows(batch.records, batch.numbers)
             try:
-                self._put(rows, batch.name)
-            except StoreError as error:
-                if error.retryable:
+                return sum(self._put(group, batch.name) for group in grouped(pieces(batch.records, batch.numbers)))
+            except (StoreError, OddError) as error:
+                if isinstance(error, StoreError) and error.retryable:
                     raise
                 log.debug("fast insert refused signal=%s error=%s", self._signal.name, error)
-                self._take_out(batch)
-            else:
-                return rows.count
-        readable = list(self._readable(batch))
-        rows = Rows([one.plain for one in readable], [one.number for one in readable])
-        try:
-            self._put(rows, batch.name)
-        except StoreError as error:
-            if error.retryable:
-                raise
-            self._take_out(batch)
-            return self._insert_apart(batch.name, readable)
-        return rows.count
-
-    def _readable(self, batch: Batch) -> Iterator["_Readable"]:
-        for record, number in zip(batch.records, batch.numbers, strict=True):
-            body = bytes(record)
-            try:
-                plain = flattened(self._signal, body)
-            except MalformedError as error:
-                self._refuse(record, str(error))
-                continue
-            if plain is not body:
                 self._decode_until = time.monotonic() + SLOW_PATH_S
-            yield _Readable(record, plain, number)
-
-    def _insert_apart(self, name: str, readable: list["_Readable"]) -> int:
-        """What the store takes of each request: one row that it refuses must not cost the others."""
-        stored = 0
-        for one in readable:
-            rows = split(b"".join(Rows([one.plain], [one.number])))
-            refused = self._insert_halves(name, rows)
-            if refused:
-                self._refuse(one.record, f"{len(refused)} of {len(rows)} records refused: {refused[0]}")
-            stored += len(rows) - len(refused)
+                self._take_out(batch.name, batch.numbers[0], batch.end_number - 1)
+        refused: dict[int, list[str]] = {}
+        numbers, plain = [], []
+        for index, record in enumerate(batch.records):
+            try:
+                body, is_nested = decoded(self._signal, bytes(record))
+            except MalformedError as error:
+                refused[index] = [str(error)]
+                continue
+            if is_nested:
+                self._decode_until = time.monotonic() + SLOW_PATH_S
+            numbers.append(batch.numbers[index])
+            plain.append(body)
+        rejected: list[tuple[int, str]] = []
+        stored = sum(self._put(group, batch.name, rejected) for group in grouped(pieces(plain, numbers)))
+        for row_id, reason in rejected:
+            refused.setdefault(bisect.bisect(batch.numbers, row_id) - 1, []).append(reason)
+        for index, reasons in refused.items():
+            self._refuse(batch.records[index], f"{len(reasons)} of its records: {reasons[0]}")
         return stored
 
-    def _insert_halves(self, name: str, rows: list[bytes]) -> list[str]:
-        """Why the store refuses which rows, found by halving."""
-        if not rows:
-            return []
-        try:
-            self._put(rows, name)
-        except StoreError as error:
-            if error.retryable:
-                raise
-            if len(rows) == 1:
-                return [str(error)]
-            middle = len(rows) // 2
-            return self._insert_halves(name, rows[:middle]) + self._insert_halves(name, rows[middle:])
-        return []
+    def _put(self, group: list[Piece], name: str, rejected: list[tuple[int, str]] | None = None) -> int:
+        """Insert rows; how many the store took. With `rejected`, those that it refuses for ever are added there.
 
-    def _put(self, rows: Iterable[bytes], name: str) -> None:
-        self._store.insert(self._signal, rows, name)
+        Raises StoreError, of rows that it refuses only without `rejected`.
+        """
+        try:
+            self._store.insert(self._signal, (piece.data for piece in group), name)
+        except StoreError as error:
+            count = sum(piece.count for piece in group)
+            # What does not fit the engine's memory may do so in parts, whoever is to blame.
+            if error.retryable and (error.code not in _MEMORY or count == 1):
+                raise
+            if not error.retryable and rejected is None:
+                raise
+            self._take_out(name, group[0].first_id, group[-1].last_id)
+            if count == 1 and rejected is not None:
+                rejected.append((group[0].first_id, str(error)))
+                return 0
+            parts = group if len(group) > 1 else group[0].halves()
+            middle = len(parts) // 2
+            return self._put(parts[:middle], name, rejected) + self._put(parts[middle:], name, rejected)
+        return sum(piece.count for piece in group)
 
     def _refuse(self, record: Record, reason: str) -> None:
         self._spool.reject(record, reason)
         log.error("request refused by the store, set aside signal=%s reason=%.500s", self._signal.name, reason)
+
+
+def grouped(rows: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Pieces for one insert each."""
+    group: list[Piece] = []
+    size = count = 0
+    for piece in rows:
+        if group and (size + len(piece.data) > INSERT_BYTES or count + piece.count > INSERT_ROWS):
+            yield group
+            group, size, count = [], 0, 0
+        group.append(piece)
+        size += len(piece.data)
+        count += piece.count
+    if group:
+        yield group

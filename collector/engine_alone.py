@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from collector.open_store import open_store
-from collector.rows import Rows
+from collector.rows import pieces
 from collector.signals import TRACES
 from collector.store import Store
 from tracegrad.settings import CollectorSettings
@@ -36,7 +36,8 @@ def insert(store: Store, path: Path, requests: int) -> dict[str, Any]:
 
 def _batch(bodies: list[bytes]) -> list[bytes]:
     ends = accumulate(map(len, bodies))
-    return list(Rows(bodies, [end - len(body) for end, body in zip(ends, bodies, strict=True)]))
+    numbers = [end - len(body) for end, body in zip(ends, bodies, strict=True)]
+    return [piece.data for piece in pieces(bodies, numbers)]
 
 
 def read(path: Path) -> list[bytes]:

@@ -22,6 +22,8 @@ from tracegrad.settings import Fsync
 
 log = logging.getLogger(__name__)
 
+THREAD_BYTES = 1 << 18
+"""Larger bodies are worked on in a thread: the event loop has others to serve."""
 FULL_RETRY_S = 5.0
 """A spool that is full empties at the speed of the store."""
 SYNC_S = 1.0
@@ -53,7 +55,10 @@ class Ingest:
 
     async def store(self, body: bytes) -> None:
         """Return once `body` may be acknowledged. Raises MalformedError or UnavailableError."""
-        check(self.signal, body)
+        if len(body) < THREAD_BYTES:
+            check(self.signal, body)
+        else:
+            await asyncio.to_thread(check, self.signal, body)
         if not body:
             return
         try:

@@ -29,6 +29,22 @@ class MalformedError(TracegradError):
 
 def flattened(signal: Signal, body: bytes) -> bytes:
     """The same request with values that the engine reads; `body` itself where it reads all. Raises MalformedError."""
+    request, is_nested = _flat(signal, body)
+    return bytes(request.SerializeToString()) if is_nested else body
+
+
+def decoded(signal: Signal, body: bytes) -> tuple[bytes, bool]:
+    """The same request written anew, without what OTLP does not have; and whether some values became text.
+
+    Protobuf reads more than the engine does: of a field that is there twice the last, or both merged; numbers that are
+    longer than they need be; groups. Raises MalformedError.
+    """
+    request, is_nested = _flat(signal, body)
+    request.DiscardUnknownFields()
+    return bytes(request.SerializeToString()), is_nested
+
+
+def _flat(signal: Signal, body: bytes) -> tuple[Any, bool]:
     request = of_bytes(signal.request)()
     others: list[Any] = []
     try:
@@ -42,7 +58,7 @@ def flattened(signal: Signal, body: bytes) -> bytes:
             value.string_value = text(value)
     except DecodeError as error:
         raise MalformedError(f"the body is not an OTLP {signal.name} export request: {error}") from error
-    return bytes(request.SerializeToString()) if others else body
+    return request, bool(others)
 
 
 def _collect(message: Any, read: frozenset[str | None], others: list[Any]) -> None:
@@ -77,7 +93,8 @@ def _ways_to_values(message: Descriptor) -> list[tuple[FieldDescriptor, str]]:
 def _is_flat(value: Any) -> bool:
     if value.WhichOneof("value") != "array_value":
         return False
-    return all(_is_plain(item) for item in ARRAY.FromString(value.array_value).values)
+    items = ARRAY.FromString(value.array_value)
+    return items.SerializeToString() == value.array_value and all(_is_plain(item) for item in items.values)
 
 
 def _is_plain(item: Any) -> bool:

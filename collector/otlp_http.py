@@ -20,14 +20,13 @@ from google.protobuf.message import Message
 from collector import metrics
 from collector.compression import EncodingError, TooLargeError, decompress
 from collector.guard import same_site
+from collector.ingest import THREAD_BYTES
 from collector.otlp_json import to_protobuf
 from collector.receiver import Held, Reason, Receiver, RefusedError
 from collector.rpc_status import INVALID_ARGUMENT, NOT_FOUND, status_message
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 ENCODINGS = ("", "identity", "gzip", "deflate", "zstd")
-THREAD_BYTES = 1 << 18
-"""Bodies larger than this are decompressed in a thread: the event loop has others to serve."""
 
 STATUS: dict[Reason, int] = {
     "malformed": 400,

@@ -20,17 +20,22 @@ RECORDS: Mapping[str, Fields] = {
 }
 
 
-def count_records(signal: str, body: bytes) -> int:
-    """Spans, log records or data points. Raises MalformedError where what holds them is cut off or no protobuf."""
+def count_records(signal: str, body: bytes, enough: int) -> int:
+    """Spans, log records or data points; some number above `enough` when there are more than that.
+
+    Raises MalformedError where what holds them is cut off or no protobuf.
+    """
     try:
-        return _count(body, 0, len(body), RECORDS[signal])
+        return _count(body, 0, len(body), RECORDS[signal], enough)
     except (IndexError, ValueError):
         raise MalformedError(f"the body is not an OTLP {signal} export request: truncated or not protobuf") from None
 
 
-def _count(body: bytes, at: int, end: int, fields: Fields) -> int:
+def _count(body: bytes, at: int, end: int, fields: Fields, enough: int) -> int:
     count = 0
     while at < end:
+        if count > enough:
+            return count
         tag, at = _varint(body, at)
         match tag & 7:
             case 2:
@@ -42,7 +47,7 @@ def _count(body: bytes, at: int, end: int, fields: Fields) -> int:
                 if inner is None:
                     count += 1
                 elif inner is not _NO_RECORDS:
-                    count += _count(body, at, below, inner)
+                    count += _count(body, at, below, inner, enough)
                 at = below
             case 0:
                 _, at = _varint(body, at)

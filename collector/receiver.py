@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 from google.protobuf.message import Message
 
 from collector import metrics
-from collector.ingest import UnavailableError
+from collector.ingest import THREAD_BYTES, UnavailableError
 from collector.nested import MalformedError
 from collector.otlp_records import count_records
 from collector.rpc_status import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAUTHENTICATED, UNAVAILABLE
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 HELD_BYTES = 256 << 20
 """Of requests, from their first byte to their answer, over both transports."""
 IN_FLIGHT = 2048
+MAX_RECORDS = 1 << 17
+"""In one request. Each record becomes a row with the whole of its resource."""
 RETRY_S = 1.0
 READ_S = 20.0
 """How long one request may take to arrive: whoever stalls must not keep the room of others."""
@@ -143,7 +145,7 @@ class Receiver:
             self._admit(authorization)
             async with asyncio.timeout(READ_S):
                 body = await read(held)
-            records = count_records(signal, body)
+            records = await _count(signal, body)
             rejected = await store.store(body)
         except asyncio.CancelledError:
             self._count_refused(signal, transport, "gone", records)
@@ -210,6 +212,19 @@ class Receiver:
             self._quiet_until[reason] = now + COMPLAIN_S
             count = self._unsaid.pop(reason)
             log.warning("otlp not stored reason=%s signal=%s transport=%s count=%d", reason, signal, transport, count)
+
+
+async def _count(signal: str, body: bytes) -> int:
+    """How many records there are. Raises MalformedError and RefusedError."""
+    if len(body) < THREAD_BYTES:
+        records = count_records(signal, body, MAX_RECORDS)
+    else:
+        records = await asyncio.to_thread(count_records, signal, body, MAX_RECORDS)
+    if records > MAX_RECORDS:
+        raise RefusedError(
+            "too_large", INVALID_ARGUMENT, f"there are more than {MAX_RECORDS} records in it: send fewer at once"
+        )
+    return records
 
 
 def _count_stored(signal: str, transport: Transport, size: int, records: int, rejected: Rejected | None) -> None:

@@ -1,15 +1,17 @@
-"""Cuts an OTLP request into records: SpanRow, LogRow and MetricRow of otlp.proto, each behind its length.
+"""Cuts OTLP requests into records: SpanRow, LogRow and MetricRow of otlp.proto, each behind its length.
 
 Invariant: a record's bytes are copied, never decoded, and every row has the whole of its resource and scope, so that
 rows can be joined, split and stored in any way. The engine decodes them. Field numbers of a row:
 
     resource = 1    the record = 2    scope = 3    resource_schema_url = 4    scope_schema_url = 5    ingest_id = 6
 
-Resource and record have these numbers in OTLP already, so they are taken with their tags.
+Resource and record have these numbers in OTLP already, so they are taken with their tags. Each row of a request has an
+id: they count up from the request's number, and there are no more of them than the request has bytes.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 _ID = struct.Struct("<BQ")
 _ID_TAG = 6 << 3 | 1
@@ -17,101 +19,132 @@ _SHARED, _MANY, _SCHEMA_URL = 1 << 3 | 2, 2 << 3 | 2, 3 << 3 | 2
 """Tags in ResourceSpans (resource, scope_spans, schema_url), and in ScopeSpans (scope, spans, schema_url)."""
 _SCOPE_OF_ROW, _RESOURCE_URL_OF_ROW, _SCOPE_URL_OF_ROW = b"\x1a", b"\x22", b"\x2a"
 _REQUEST = 1 << 3 | 2
-_PARTS = 4
-"""Of which a row is joined."""
-
-CHUNK_BYTES = 1 << 20
+PIECE_BYTES, PIECE_ROWS = 1 << 20, 4096
 """Joining holds up all other threads, and what fits a processor's cache is joined in half the time."""
-Parts = list[bytes | memoryview]
+
 Field = tuple[int, int, int, int]
 """Its tag; where it begins, its content begins, and it ends."""
 
 
-class Rows:
-    """The rows of requests that are known to be well formed, ready for the engine, in pieces of about CHUNK_BYTES.
-
-    The ids of a request's rows count up from its number. It has no more rows than bytes. `count`: how many there were
-    when it was iterated over last.
-    """
-
-    def __init__(self, requests: Sequence[bytes | memoryview], numbers: Sequence[int]) -> None:
-        self.count = 0
-        self._requests = requests
-        self._numbers = numbers
-
-    def __iter__(self) -> Iterator[bytes]:
-        parts: Parts = []
-        self.count = size = 0
-        for request, number in zip(self._requests, self._numbers, strict=True):
-            body, at = bytes(request), len(parts)
-            for tag, _, start, end in _fields(body, 0, len(body)):
-                if tag == _REQUEST:
-                    _add_resource(parts, body, start, end, number - at // _PARTS)
-            self.count += (len(parts) - at) // _PARTS
-            size += len(body)
-            if size >= CHUNK_BYTES:
-                yield b"".join(parts)
-                parts, size = [], 0
-        if parts:
-            yield b"".join(parts)
+class OddError(Exception):
+    """The request is one that protobuf reads and this does not: it is to be decoded and written anew."""
 
 
-def split(rows: bytes) -> list[bytes]:
-    """Rows one by one."""
+@dataclass(frozen=True)
+class Piece:
+    """Rows that are joined, ready for the engine. Their ids lie between the first's and the last's."""
+
+    data: bytes
+    first_id: int
+    last_id: int
+    count: int
+
+    def halves(self) -> "list[Piece]":
+        """The same rows, of which there are two or more, in two pieces."""
+        rows = _split(self.data)
+        middle = len(rows) // 2
+        return [_piece(rows[:middle]), _piece(rows[middle:])]
+
+
+def pieces(requests: Iterable[bytes | memoryview], numbers: Sequence[int]) -> Iterator[Piece]:
+    """All rows of requests that are known to be well formed, in pieces of about PIECE_BYTES. Raises OddError."""
+    joining = _Joining()
+    for request, number in zip(requests, numbers, strict=True):
+        body = bytes(request)
+        joining.next_id = number
+        for tag, _, start, end in _fields(body, 0, len(body)):
+            if tag == _REQUEST:
+                yield from _of_resource(joining, body, start, end)
+    if joining.parts:
+        yield joining.piece()
+
+
+class _Joining:
+    """Rows that are not a piece yet."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes | memoryview] = []
+        self.size = self.count = self.first_id = self.next_id = 0
+
+    def piece(self) -> Piece:
+        made = Piece(b"".join(self.parts), self.first_id, self.next_id - 1, self.count)
+        self.parts, self.size, self.count = [], 0, 0
+        return made
+
+
+def _of_resource(joining: _Joining, body: bytes, at: int, end: int) -> Iterator[Piece]:
+    resource, url, scopes = b"", b"", []
+    for tag, begin, start, stop in _fields(body, at, end):
+        if tag == _SHARED:
+            _once(resource)
+            resource = body[begin:stop]
+        elif tag == _SCHEMA_URL:
+            _once(url)
+            url = _RESOURCE_URL_OF_ROW + body[begin + 1 : stop]
+        elif tag == _MANY:
+            scopes.append((start, stop))
+    for start, stop in scopes:
+        yield from _of_scope(joining, body, start, stop, resource + url)
+
+
+def _of_scope(joining: _Joining, body: bytes, at: int, end: int, shared: bytes) -> Iterator[Piece]:
+    scope, url, records = b"", b"", []
+    for tag, begin, _, stop in _fields(body, at, end):
+        if tag == _MANY:
+            records.append((begin, stop))
+        elif tag == _SHARED:
+            _once(scope)
+            scope = _SCOPE_OF_ROW + body[begin + 1 : stop]
+        elif tag == _SCHEMA_URL:
+            _once(url)
+            url = _SCOPE_URL_OF_ROW + body[begin + 1 : stop]
+    shared += scope + url
+    around, view = len(shared) + _ID.size, memoryview(body)
+    for begin, stop in records:
+        if not joining.count:
+            joining.first_id = joining.next_id
+        size = stop - begin + around
+        joining.parts += (_varint(size), shared, view[begin:stop], _ID.pack(_ID_TAG, joining.next_id))
+        joining.next_id += 1
+        joining.count += 1
+        joining.size += size
+        if joining.size >= PIECE_BYTES or joining.count >= PIECE_ROWS:
+            yield joining.piece()
+
+
+def _once(before: bytes) -> None:
+    if before:
+        raise OddError("a field that is there twice, which protobuf merges")
+
+
+def _fields(body: bytes, at: int, end: int) -> Iterator[Field]:
+    """The fields of the message in `body[at:end]`. Raises OddError for one that no writer of OTLP writes."""
+    while at < end:
+        begin = at
+        tag = body[at]
+        at += 1
+        if tag & 7 != 2 or tag > 0x7F:
+            raise OddError("a field of another kind, or that is not known")
+        size = body[at]  # most are read here and not in a function: there is one for each record
+        at += 1
+        if size > 0x7F:
+            size, at = _number(body, at - 1)
+        yield tag, begin, at, at + size
+        at += size
+
+
+def _split(data: bytes) -> list[bytes]:
     found, at = [], 0
-    while at < len(rows):
-        size, start = _number(rows, at)
-        found.append(rows[at : start + size])
+    while at < len(data):
+        size, start = _number(data, at)
+        found.append(data[at : start + size])
         at = start + size
     return found
 
 
-def _add_resource(parts: Parts, body: bytes, at: int, end: int, base: int) -> None:
-    shared, scopes = b"", []
-    for tag, begin, start, stop in _fields(body, at, end):
-        if tag == _SHARED:
-            shared += body[begin:stop]
-        elif tag == _SCHEMA_URL:
-            shared += _RESOURCE_URL_OF_ROW + body[begin + 1 : stop]
-        elif tag == _MANY:
-            scopes.append((start, stop))
-    for scope in scopes:
-        _add_scope(parts, body, scope, shared, base)
-
-
-def _add_scope(parts: Parts, body: bytes, scope: tuple[int, int], shared: bytes, base: int) -> None:
-    records = []
-    for tag, begin, _, stop in _fields(body, *scope):
-        if tag == _MANY:
-            records.append((begin, stop))
-        elif tag == _SHARED:
-            shared += _SCOPE_OF_ROW + body[begin + 1 : stop]
-        elif tag == _SCHEMA_URL:
-            shared += _SCOPE_URL_OF_ROW + body[begin + 1 : stop]
-    around, view = len(shared) + _ID.size, memoryview(body)
-    number = base + len(parts) // _PARTS
-    for begin, stop in records:
-        parts += (_varint(stop - begin + around), shared, view[begin:stop], _ID.pack(_ID_TAG, number))
-        number += 1
-
-
-def _fields(body: bytes, at: int, end: int) -> Iterator[Field]:
-    """The fields of the message in `body[at:end]` that have a length; no container has others."""
-    while at < end:
-        begin = at
-        tag, at = _number(body, at)
-        kind = tag & 7
-        if kind == 2:
-            size = body[at]  # most are read here and not in a function: there is one for each record
-            at += 1
-            if size > 0x7F:
-                size, at = _number(body, at - 1)
-            yield tag, begin, at, at + size
-            at += size
-        elif kind == 0:
-            at = _number(body, at)[1]
-        else:
-            at += 8 if kind == 1 else 4
+def _piece(rows: list[bytes]) -> Piece:
+    ids = [_ID.unpack(row[-_ID.size :])[1] for row in (rows[0], rows[-1])]
+    return Piece(b"".join(rows), ids[0], ids[1], len(rows))
 
 
 def _number(body: bytes, at: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from collector.chdb_store import ChdbStore
 from collector.clickhouse_store import ClickHouseStore
 from collector.engine import Engine
-from collector.rows import Rows
+from collector.rows import pieces
 from collector.server_features import require_cluster, require_formats
 from collector.signals import TRACES
 from collector.store import Answer, StoreError
@@ -51,7 +51,7 @@ def rows(name: str) -> list[bytes]:
     request = ExportTraceServiceRequest()
     span = request.resource_spans.add().scope_spans.add().spans.add()
     span.name, span.start_time_unix_nano = name, time.time_ns()
-    return list(Rows([request.SerializeToString()], [1 << 40]))
+    return [piece.data for piece in pieces([request.SerializeToString()], [1 << 40])]
 
 
 def count(store: ClickHouseStore, name: str) -> int:
