@@ -8,15 +8,18 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
 from collector.nested import MalformedError
-from collector.otlp_bytes import of_bytes
+from collector.otlp_bytes import of_bytes, well_formed
+from collector.otlp_records import count_records
 from collector.signals import Signal
 from collector.spool import Spool
 from collector.spool_batch import SpoolFullError
 from collector.spool_cursor import Position
+from collector.spool_segment import HEAD
 from tracegrad.errors import TracegradError
 from tracegrad.settings import Fsync
 
@@ -28,6 +31,18 @@ FULL_RETRY_S = 5.0
 """A spool that is full empties at the speed of the store."""
 SYNC_S = 1.0
 """With `fsync = "interval"`: as much may be lost when the power goes."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """OTLP's partial success: so many records of a request that was stored were not, and why."""
+
+    count: int
+    message: str
+
+
+class TooLargeError(TracegradError):
+    """The request will never fit."""
 
 
 class UnavailableError(TracegradError):
@@ -53,14 +68,22 @@ class Ingest:
         if fsync != "off":
             self._task = asyncio.create_task(self._sync(), name=f"sync-{signal.name}")
 
-    async def store(self, body: bytes) -> None:
-        """Return once `body` may be acknowledged. Raises MalformedError or UnavailableError."""
+    async def store(self, body: bytes) -> Rejected | None:
+        """Return once what of `body` is well formed may be acknowledged. Raises MalformedError or UnavailableError."""
         if len(body) < THREAD_BYTES:
-            check(self.signal, body)
+            body, rejected = checked(self.signal, body)
         else:
-            await asyncio.to_thread(check, self.signal, body)
-        if not body:
-            return
+            body, rejected = await asyncio.to_thread(checked, self.signal, body)
+        if body:
+            await self._spooled(body)
+        return rejected
+
+    async def _spooled(self, body: bytes) -> None:
+        if len(body) + HEAD > self._spool.max_bytes:
+            raise TooLargeError(
+                f"the request has {len(body)} bytes and the whole spool may have {self._spool.max_bytes}: send less at "
+                "once, or raise spool_bytes of [collector]"
+            )
         try:
             position = self._spool.append([body])
         except SpoolFullError:
@@ -97,13 +120,11 @@ class Ingest:
                 end = await asyncio.to_thread(self._spool.sync)
             except OSError as error:
                 log.error("spool cannot sync signal=%s error=%s", self.signal.name, error.strerror or error)  # noqa: TRY400
-                # What was appended meanwhile may be on disk or not: to be told to send it again does no harm.
-                for _, synced in self._unsynced:
-                    if not synced.done():
-                        synced.set_exception(
-                            UnavailableError("the collector's disk fails, it may not have it: send it again")
-                        )
-                self._unsynced.clear()
+                self._send_again("the collector's disk fails, it may not have it: send it again")
+            except Exception:
+                # Whatever it is, those who wait must hear of it, and those who come next must not wait for ever.
+                log.exception("spool sync broke signal=%s", self.signal.name)
+                self._send_again("the collector failed, its disk may not have it: send it again")
             else:
                 while self._unsynced and self._unsynced[0][0] <= end:
                     synced = self._unsynced.popleft()[1]
@@ -112,13 +133,30 @@ class Ingest:
             if self._fsync == "interval":
                 await asyncio.sleep(SYNC_S)
 
+    def _send_again(self, why: str) -> None:
+        """Also for what was appended meanwhile, which may be on disk or not: sending it again does no harm."""
+        for _, synced in self._unsynced:
+            if not synced.done():
+                synced.set_exception(UnavailableError(why))
+        self._unsynced.clear()
 
-def check(signal: Signal, body: bytes) -> None:
-    """Raises MalformedError unless `body` is an export request of this signal."""
+
+def checked(signal: Signal, body: bytes) -> tuple[bytes, Rejected | None]:
+    """An export request of this signal as it is, or without the records that are no protobuf.
+
+    Raises MalformedError where nothing of it is well formed.
+    """
     try:
         signal.request.FromString(body)
     except DecodeError as error:
         try:
             of_bytes(signal.request).FromString(body)  # a string that is no UTF-8 is taken as it is
         except DecodeError:
-            raise MalformedError(f"the body is not an OTLP {signal.name} export request: {error}") from error
+            try:
+                part, others = well_formed(signal.request, body)
+            except DecodeError:
+                others = 0
+            if not others or not count_records(signal.name, part, 0):
+                raise MalformedError(f"the body is not an OTLP {signal.name} export request: {error}") from error
+            return part, Rejected(others, f"{others} of its records are no protobuf; the others are stored")
+    return body, None

@@ -12,13 +12,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from google.protobuf.message import Message
 
 from collector import metrics
-from collector.ingest import THREAD_BYTES, UnavailableError
+from collector.ingest import THREAD_BYTES, Rejected, TooLargeError, UnavailableError
 from collector.nested import MalformedError
 from collector.otlp_records import count_records
 from collector.rpc_status import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAUTHENTICATED, UNAVAILABLE
@@ -59,14 +58,6 @@ class RefusedError(Exception):
     def __init__(self, reason: Reason, code: int, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.reason, self.code, self.message, self.retry_after_s = reason, code, message, retry_after_s
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """OTLP's partial success: so many records of a request that was stored were not, and why."""
-
-    count: int
-    message: str
 
 
 class Storing(Protocol):
@@ -244,6 +235,8 @@ def _refusal(error: Exception) -> RefusedError:
             refusal = error
         case MalformedError():
             refusal = RefusedError("malformed", INVALID_ARGUMENT, str(error))
+        case TooLargeError():
+            refusal = RefusedError("too_large", INVALID_ARGUMENT, str(error))
         case UnavailableError(full=True):
             refusal = _later("full", str(error), error.retry_after_s, RESOURCE_EXHAUSTED)
         case UnavailableError():

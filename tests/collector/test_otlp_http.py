@@ -455,3 +455,19 @@ def test_delivered_answers_when_what_was_acknowledged_is_in_the_store(collector:
     reply = fetch(collector.clickhouse + "/", b"SELECT count() FROM otel.otel_traces WHERE SpanName = 'delivered'")
     assert reply.body == b"1\n"
     assert fetch(f"{collector.otlp}/delivered?within_s=soon").status == 400
+
+
+def test_a_record_that_is_no_protobuf_does_not_cost_the_others(collector: Any, fetch: Any) -> None:
+    request = ExportTraceServiceRequest()
+    spans = request.resource_spans.add().scope_spans.add().spans
+    for name in ("partial-0", "partial-1", "partial-2"):
+        spans.add(name=name, start_time_unix_nano=10**18)
+    name_of_one = b"\x2a\x09partial-1"  # field 5 with a length; made a group that nothing ends
+    body = request.SerializeToString().replace(name_of_one, b"\x2b" + name_of_one[1:])
+    reply = fetch(f"{collector.otlp}/v1/traces", body, content_type=PROTOBUF)
+    partial = ExportTraceServiceResponse.FromString(reply.body).partial_success
+    assert (reply.status, partial.rejected_spans) == (200, 1)
+    assert "no protobuf" in partial.error_message
+    assert collector.sql("SELECT SpanName FROM otel_traces WHERE SpanName LIKE 'partial-%' ORDER BY ALL") == (
+        "partial-0\npartial-2"
+    )

@@ -13,11 +13,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from otlp_receivers import EXPORT, PROTOBUF, StoreDouble, gauge_points, log_records, served, spans
 
 from collector import metrics, receiver
-from collector.ingest import UnavailableError
+from collector.ingest import Rejected, UnavailableError
 from collector.nested import MalformedError
 from collector.otlp_grpc import OtlpGrpc
 from collector.otlp_records import count_records
-from collector.receiver import Rejected
 from collector.signals import LOGS, METRICS, TRACES, Signal
 from tracegrad.errors import PortInUseError
 

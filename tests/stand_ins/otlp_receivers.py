@@ -15,9 +15,10 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from collector.ingest import Rejected
 from collector.otlp_grpc import OtlpGrpc
 from collector.otlp_http import OtlpHttp
-from collector.receiver import Receiver, Rejected
+from collector.receiver import Receiver
 from collector.signals import TRACES, Signal
 from collector.tls import Tls
 
