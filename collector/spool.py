@@ -12,7 +12,6 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +20,10 @@ from collector.spool_aside import Aside
 from collector.spool_batch import Batch, Figures, SpoolFullError
 from collector.spool_cache import Cache, Held
 from collector.spool_cursor import Position
+from collector.spool_files import Files, discard
 from collector.spool_ledger import Ledger
-from collector.spool_recovery import SPARE, discard, is_rest, recover
-from collector.spool_segment import HEAD, Record, Segment
+from collector.spool_recovery import recover
+from collector.spool_segment import HEAD, Reader, Record, Segment
 from tracegrad.settings import Fsync
 
 log = logging.getLogger(__name__)
@@ -57,20 +57,15 @@ class Spool:
         """Take what is there. Raises OSError when the directory cannot be used."""
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._directory = directory
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._keep_free_bytes = keep_free_bytes
         self._fsync = fsync
-        self._segment_bytes = min(segment_bytes, max(max_bytes // 4, HEAD))
         self._aside = Aside(directory, ASIDE_BYTES)
         self._lock = threading.RLock()
         self._sync_lock = threading.Lock()
         self._cache = Cache(cache_bytes)
-        self._spare = directory / SPARE
-        self._has_spare = self._spare.is_file()
-        self._current: Segment | None = None
+        self._files = Files(directory, min(segment_bytes, max(max_bytes // 4, HEAD)), syncs=fsync != "off")
         self._waiting_records = 0
-        self._unsynced: set[Segment] = set()
-        self._directory_changed = False
         self._closed = False
         self._ledger = Ledger(directory / "cursor")
         try:
@@ -82,19 +77,20 @@ class Spool:
     def _inherit(self) -> None:
         ledger = self._ledger
         left = recover(self._directory, ledger.done, self._aside)
-        self._segments = deque(left.segments)
-        self._number = self._inherited = max(left.highest, ledger.doubt.segment, ledger.done.segment)
+        self._inherited = max(left.highest, ledger.doubt.segment, ledger.done.segment)
         self._read = ledger.done
         last = left.segments[-1] if left.segments else None
-        ledger.inherit(Position(last.number, last.end) if last else self._read, sync=self._fsync != "off")
-        self._waiting_bytes = sum(segment.end - ledger.start(segment) for segment in self._segments)
+        end = Position(last.number, last.end) if last else self._read
+        self._files.inherit(left.segments, self._inherited, end)
+        ledger.inherit(end, sync=self._fsync != "off")
+        self._waiting_bytes = sum(segment.end - ledger.start(segment) for segment in left.segments)
         if last:
             log.info(
                 "spool inherited directory=%s bytes=%d segments=%d in_doubt_bytes=%d",
                 self._directory,
                 self._waiting_bytes,
-                len(self._segments),
-                ledger.in_doubt_bytes(self._segments),
+                len(left.segments),
+                ledger.in_doubt_bytes(left.segments),
             )
 
     def append(self, bodies: Sequence[bytes]) -> Position:
@@ -104,21 +100,15 @@ class Spool:
         """
         size = sum(map(len, bodies)) + HEAD * len(bodies)
         with self._lock:
-            if self._waiting_bytes + size > self._max_bytes:
+            if self._waiting_bytes + size > self.max_bytes:
                 raise SpoolFullError
             self._check_free(size)
-            segment = self._current
-            if segment is None or (segment.end + size > self._segment_bytes and segment.end):
-                segment = self._next()
-            start, now = segment.end, time.time_ns()
-            ends = [Position(segment.number, end) for end in segment.append(bodies, now)]
-            starts = (Position(segment.number, start), *ends)
-            self._cache.add([Held(*held, now) for held in zip(bodies, starts, ends, strict=False)])
+            now = time.time_ns()
+            places = self._files.append(bodies, size, now)
+            self._cache.add([Held(*held, now) for held in zip(bodies, places, places[1:], strict=False)])
             self._waiting_bytes += size
             self._waiting_records += len(bodies)
-            if self._fsync != "off":
-                self._unsynced.add(segment)
-            return Position(segment.number, segment.end)
+            return places[-1]
 
     def _check_free(self, size: int) -> None:
         if self._keep_free_bytes:
@@ -133,47 +123,18 @@ class Spool:
         """
         with self._sync_lock:
             with self._lock:
-                end = Position(self._number, self._current.end if self._current else 0)
-                files = [os.dup(segment.opened()) for segment in self._unsynced]
-                for segment in self._unsynced - {self._current}:
-                    segment.close()
-                self._unsynced.clear()
-                if self._directory_changed:
-                    files.append(os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC))
-                    self._directory_changed = False
+                end, files = self._files.end, self._files.unsynced()
             try:
                 for file in files:
                     os.fsync(file)
             except OSError:
                 with self._lock:
-                    self._seal()  # what comes now must not depend on this file
+                    self._files.seal()  # what comes now must not depend on this file
                 raise
             finally:
                 for file in files:
                     os.close(file)
             return end
-
-    def _next(self) -> Segment:
-        self._seal()
-        spare, self._has_spare = self._has_spare, False
-        segment = Segment.create(self._directory, self._number + 1, self._spare if spare else None)
-        self._number = segment.number
-        self._segments.append(segment)
-        self._current = segment
-        self._directory_changed = self._fsync != "off"
-        return segment
-
-    def _seal(self) -> None:
-        """Nothing more is appended to the current file."""
-        segment, self._current = self._current, None
-        if segment is None:
-            return
-        try:
-            segment.cut(segment.end)
-        except OSError as error:
-            log.warning("spool cannot cut file=%s error=%s", segment.path, error)
-        if self._fsync == "off":
-            segment.close()
 
     def read(self, limit_bytes: int) -> Batch | None:
         """The next requests, `limit_bytes` at most or one; None when all were read. Raises OSError: try again later."""
@@ -188,9 +149,10 @@ class Spool:
                 stop, limit = self._ledger.stop(segment, start, limit_bytes)
                 stop = self._cache.stop(start, stop)
             try:
-                records, end, put_ns = segment.read(start.offset, stop, limit)
-                if not records:
-                    end = self._skip(segment, start.offset, stop)
+                with self._reader(segment) as reader:
+                    records, end, put_ns = reader.read(start.offset, stop, limit)
+                    if not records:
+                        end = self._skip(segment, reader, start.offset, stop)
             except OSError as error:
                 if error.errno in _PASSING:
                     raise
@@ -204,13 +166,14 @@ class Spool:
 
     def _unread(self) -> Segment | None:
         """The segment that is read next, from `_read` on."""
-        for segment in self._segments:
-            if segment.number > self._read.segment and segment.end:
-                self._read = Position(segment.number, 0)
-                return segment
-            if segment.number == self._read.segment and segment.end > self._read.offset:
-                return segment
-        return None
+        segment = self._files.after(self._read)
+        if segment is not None and segment.number != self._read.segment:
+            self._read = Position(segment.number, 0)
+        return segment
+
+    def _reader(self, segment: Segment) -> Reader:
+        with self._lock:
+            return segment.reader()
 
     def _took(self, segment: Segment, end: int, records: Sequence[Record], put_ns: int) -> Batch:
         start, self._read = self._read, Position(segment.number, end)
@@ -222,23 +185,21 @@ class Spool:
             self._waiting_records += len(records)
         return batch
 
-    def _skip(self, segment: Segment, at: int, stop: int) -> int:
+    def _skip(self, segment: Segment, reader: Reader, at: int, stop: int) -> int:
         """Where it goes on after what is no record at `at`."""
-        if stop == segment.end and is_rest(segment, at):
+        if segment.number <= self._inherited and stop == segment.end and reader.is_rest(at, stop):
             return stop
-        end = segment.skip(at, stop)
-        if at == 0 and end == segment.end:
-            self._lose(segment, at, "no whole record is in it")
-        else:
-            self._aside.stretch(segment, at, end)
+        end = reader.skip(at, stop)
+        with self._lock:
+            if at == 0 and end == segment.end:
+                self._lose(segment, at, "no whole record is in it")
+                return end
+        self._aside.stretch(reader, at, end)
         return end
 
     def _lose(self, segment: Segment, at: int, error: object) -> None:
         with self._lock:
-            if segment is self._current:
-                self._current = None
-            self._unsynced.discard(segment)
-            segment.close()
+            self._files.give_up(segment)
             self._aside.file(segment.path, segment.end - at, error)
 
     def begin(self, batch: Batch) -> None:
@@ -252,7 +213,7 @@ class Spool:
             for finished in self._ledger.finish(batch):
                 self._waiting_bytes -= finished.end.offset - finished.start.offset
                 self._waiting_records -= len(finished.records)
-            garbage = [segment for segment in self._finished() if not self._becomes_spare(segment)]
+            garbage = self._files.release(self._ledger.done)
         for segment in garbage:
             discard(segment)
 
@@ -260,35 +221,11 @@ class Spool:
         """Keep `record` of a batch aside: the store refuses it for ever. Raises OSError: then it is not kept."""
         self._aside.refuse(record, reason)
 
-    def _finished(self) -> list[Segment]:
-        """Segments of which nothing is needed any more: they leave the list."""
-        finished = []
-        while self._segments and self._segments[0] is not self._current:
-            first = self._segments[0]
-            if first.end and Position(first.number, first.end) > self._ledger.done:
-                break
-            finished.append(self._segments.popleft())
-            self._unsynced.discard(first)
-        return finished
-
-    def _becomes_spare(self, segment: Segment) -> bool:
-        """Keep the file to be written over, if it is of use and none is kept."""
-        if self._has_spare or not self._segment_bytes // 2 <= segment.size <= 2 * self._segment_bytes:
-            return False
-        try:
-            segment.path.rename(self._spare)
-        except OSError:
-            return False
-        segment.close()
-        self._has_spare = True
-        return True
-
     @property
     def end(self) -> Position:
         """Up to where requests were appended, by this process or one before it."""
         with self._lock:
-            last = self._segments[-1] if self._segments else None
-            return Position(last.number, last.end) if last else self._ledger.done
+            return self._files.end
 
     def waits_for(self, end: Position) -> bool:
         """Whether something before `end` is not done."""
@@ -301,9 +238,9 @@ class Spool:
             return Figures(
                 self._waiting_bytes,
                 self._waiting_records,
-                self._ledger.in_doubt_bytes(self._segments),
+                self._ledger.in_doubt_bytes(self._files),
                 self._oldest_age_s(),
-                len(self._segments),
+                len(self._files),
                 replace(self._aside.losses),
             )
 
@@ -313,8 +250,8 @@ class Spool:
         oldest = self._ledger.oldest
         put_ns = oldest.put_ns if oldest else 0
         if not put_ns and (segment := self._unread()):
-            with contextlib.suppress(OSError):
-                put_ns = segment.put_ns(self._read.offset)
+            with contextlib.suppress(OSError), segment.reader() as reader:
+                put_ns = reader.put_ns(self._read.offset)
         return max(0.0, (time.time_ns() - put_ns) / 1e9) if put_ns else 0.0
 
     def close(self) -> None:
@@ -323,16 +260,5 @@ class Spool:
             if self._closed:
                 return
             self._closed = True
-            self._seal()
-            sync = self._fsync != "off"
-            try:
-                for segment in self._unsynced if sync else ():
-                    os.fsync(segment.opened())
-            except OSError as error:
-                log.warning("spool cannot sync directory=%s error=%s", self._directory, error)
-            self._ledger.close(sync=sync)
-            for segment in self._finished():
-                discard(segment)
-            for segment in self._segments:
-                segment.close()
-            self._spare.unlink(missing_ok=True)
+            self._ledger.close(sync=self._fsync != "off")
+            self._files.close(self._ledger.done)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from xxhash import xxh3_128_hexdigest
 
-from collector.spool_segment import Record, Segment
+from collector.spool_segment import Reader, Record
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +36,20 @@ class Aside:
     limit_bytes: int
     losses: Losses = field(default_factory=Losses)
 
-    def stretch(self, segment: Segment, at: int, stop: int) -> None:
+    def stretch(self, reader: Reader, at: int, stop: int) -> None:
         """No whole record is there; whatever it was, it counts as one."""
         self.losses.damaged_records += 1
         self.losses.damaged_bytes += stop - at
-        kept = self._keep_stretch(segment, at, stop)
-        log.error("spool damaged file=%s from=%d bytes=%d: lost, a copy is in %s", segment.path, at, stop - at, kept)
+        kept = self._keep_stretch(reader, at, stop)
+        log.error("spool damaged file=%s from=%d bytes=%d: lost, a copy is in %s", reader.path, at, stop - at, kept)
 
-    def tail(self, segment: Segment, at: int, stop: int) -> None:
+    def tail(self, reader: Reader, at: int, stop: int) -> None:
         """The end of the file that was written last: a request that was hardly acknowledged."""
         self.losses.torn += 1
-        kept = self._keep_stretch(segment, at, stop)
+        kept = self._keep_stretch(reader, at, stop)
         log.warning(
             "spool torn file=%s from=%d: cut off what was being written when the process ended, a copy is in %s",
-            segment.path,
+            reader.path,
             at,
             kept,
         )
@@ -77,12 +77,12 @@ class Aside:
         self.losses.refused_bytes += len(record) * new
         log.error("spool refused bytes=%d: %.500s; kept as %s", len(record), reason, kept)
 
-    def _keep_stretch(self, segment: Segment, at: int, stop: int) -> Path | None:
+    def _keep_stretch(self, reader: Reader, at: int, stop: int) -> Path | None:
         try:
-            kept = self._directory("damaged") / f"{segment.path.stem}-{at}"
-            self._put(kept, segment.bytes_at(at, stop))
+            kept = self._directory("damaged") / f"{reader.path.stem}-{at}"
+            self._put(kept, reader.bytes_at(at, stop))
         except OSError as error:
-            log.warning("spool cannot set aside file=%s from=%d error=%s", segment.path, at, error)
+            log.warning("spool cannot set aside file=%s from=%d error=%s", reader.path, at, error)
             return None
         return kept
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from collector.spool_aside import Aside
 from collector.spool_cursor import Position
+from collector.spool_files import discard
 from collector.spool_segment import SUFFIX, Segment, number_of
 
 log = logging.getLogger(__name__)
 
-SPARE = "spare"
 _READ_BYTES = 16 << 20
 
 
@@ -51,15 +51,6 @@ def recover(directory: Path, done: Position, aside: Aside) -> Left:
     return Left(segments, max(numbered, default=0))
 
 
-def discard(segment: Segment) -> None:
-    """Delete the file; one that cannot be deleted goes at the next start."""
-    segment.close()
-    try:
-        segment.path.unlink(missing_ok=True)
-    except OSError as error:
-        log.warning("spool cannot delete file=%s error=%s", segment.path, error)
-
-
 def _inherited(path: Path, is_done: bool, aside: Aside) -> Segment | None:
     try:
         segment = Segment.inherit(path)
@@ -76,19 +67,17 @@ def _cut_tail(segment: Segment, at: int, aside: Aside) -> None:
     """Find where the last whole record ends, and let the file end there."""
     try:
         end = at = min(at, segment.end)
-        while at < segment.end:
-            records, at, _ = segment.read(at, segment.end, _READ_BYTES)
-            if records:
-                end = at
-            else:
-                at = segment.skip(at, segment.end)
-        if not segment.is_end(end):
-            aside.tail(segment, end, segment.skip(end, segment.end))
+        with segment.reader() as reader:
+            while at < segment.end:
+                records, at, _ = reader.read(at, segment.end, _READ_BYTES)
+                if records:
+                    end = at
+                else:
+                    at = reader.skip(at, segment.end)
+            if not reader.is_end(end):
+                aside.tail(reader, end, reader.skip(end, segment.end))
         segment.cut(end)
     except OSError as error:
         log.warning("spool cannot look for the end of file=%s error=%s", segment.path, error)
-
-
-def is_rest(segment: Segment, at: int) -> bool:
-    """Whether only what was written over follows, and no record of this segment. Raises OSError."""
-    return segment.is_end(at) and segment.skip(at, segment.end) == segment.end
+    finally:
+        segment.close()

@@ -48,7 +48,7 @@ class Head:
 
 @dataclass(eq=False)
 class Segment:
-    """One file, opened when needed. `read`, `skip` and `is_end` may run beside `append`."""
+    """One file, opened when needed. Not thread-safe: who reads beside others takes a `reader`."""
 
     path: Path
     number: int
@@ -110,50 +110,10 @@ class Segment:
         self.end, self.size = end, max(self.size, at)
         return ends
 
-    def read(self, at: int, stop: int, limit: int) -> tuple[list[memoryview], int, int]:
-        """Records from `at` on, `limit` bytes at most or one; where the last ends and when the first was appended.
-
-        Without any, what is at `at` is damage or the end. Raises OSError.
-        """
-        block = os.pread(self.opened(), min(limit + HEAD, stop - at), at)
-        head = self._head(block, 0)
-        if head is None or at + HEAD + head.length > stop:
-            return [], at, 0
-        if HEAD + head.length > len(block):
-            block = os.pread(self.opened(), HEAD + head.length, at)
-        view, here, records, put_ns = memoryview(block), 0, [], head.put_ns
-        while head is not None and here + HEAD + head.length <= len(block):
-            body = view[here + HEAD : here + HEAD + head.length]
-            if checksum(body, self.seed) != head.checksum:
-                break
-            records.append(body)
-            here += HEAD + head.length
-            head = self._head(block, here)
-        return records, at + here, put_ns
-
-    def skip(self, at: int, stop: int) -> int:
-        """Where the damage at `at` ends: at the next record, or at `stop`. Raises OSError."""
-        data = os.pread(self.opened(), stop - at, at)
-        head = self._head(data, 0)
-        if head is not None:
-            return min(at + HEAD + head.length, stop)
-        found = data.find(MARK, 1)
-        while found >= 0 and self._head(data, found) is None:
-            found = data.find(MARK, found + 1)
-        return stop if found < 0 else at + found
-
-    def is_end(self, at: int) -> bool:
-        """Whether the last record ends at `at`, if no other follows. Raises OSError."""
-        return not any(os.pread(self.opened(), len(END), at))
-
-    def bytes_at(self, at: int, stop: int) -> bytes:
-        """What the file holds there. Raises OSError."""
-        return os.pread(self.opened(), stop - at, at)
-
-    def put_ns(self, at: int) -> int:
-        """When the record at `at` was appended; 0 when there is none. Raises OSError."""
-        head = self._head(os.pread(self.opened(), HEAD, at), 0)
-        return 0 if head is None else head.put_ns
+    def reader(self) -> "Reader":
+        """The file to read from, whatever becomes of this one; to be closed. Raises OSError."""
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        return Reader(self.path, self.seed, os.dup(self.fd) if self.fd >= 0 else os.open(self.path, flags))
 
     def cut(self, end: int) -> None:
         """Let the file end at `end`. Raises OSError."""
@@ -170,9 +130,73 @@ class Segment:
 
     def close(self) -> None:
         """Close the file; it may be opened again."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """The records of a file, through a descriptor of its own: used without the lock, it may run beside anything."""
+
+    path: Path
+    seed: int
+    fd: int
+
+    def __enter__(self) -> "Reader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    def read(self, at: int, stop: int, limit: int) -> tuple[list[memoryview], int, int]:
+        """Records from `at` on, `limit` bytes at most or one; where the last ends and when the first was appended.
+
+        Without any, what is at `at` is damage or the end. Raises OSError.
+        """
+        block = os.pread(self.fd, min(limit + HEAD, stop - at), at)
+        head = self._head(block, 0)
+        if head is None or at + HEAD + head.length > stop:
+            return [], at, 0
+        if HEAD + head.length > len(block):
+            block = os.pread(self.fd, HEAD + head.length, at)
+        view, here, records, put_ns = memoryview(block), 0, [], head.put_ns
+        while head is not None and here + HEAD + head.length <= len(block):
+            body = view[here + HEAD : here + HEAD + head.length]
+            if checksum(body, self.seed) != head.checksum:
+                break
+            records.append(body)
+            here += HEAD + head.length
+            head = self._head(block, here)
+        return records, at + here, put_ns
+
+    def skip(self, at: int, stop: int) -> int:
+        """Where the damage at `at` ends: at the next record, or at `stop`. Raises OSError."""
+        data = os.pread(self.fd, stop - at, at)
+        head = self._head(data, 0)
+        if head is not None:
+            return min(at + HEAD + head.length, stop)
+        found = data.find(MARK, 1)
+        while found >= 0 and self._head(data, found) is None:
+            found = data.find(MARK, found + 1)
+        return stop if found < 0 else at + found
+
+    def is_end(self, at: int) -> bool:
+        """Whether the last record ends at `at`, if no other follows. Raises OSError."""
+        return not any(os.pread(self.fd, len(END), at))
+
+    def bytes_at(self, at: int, stop: int) -> bytes:
+        """What the file holds there. Raises OSError."""
+        return os.pread(self.fd, stop - at, at)
+
+    def put_ns(self, at: int) -> int:
+        """When the record at `at` was appended; 0 when there is none. Raises OSError."""
+        head = self._head(os.pread(self.fd, HEAD, at), 0)
+        return 0 if head is None else head.put_ns
+
+    def is_rest(self, at: int, stop: int) -> bool:
+        """Whether only what was written over follows, and no record of this file. Raises OSError."""
+        return self.is_end(at) and self.skip(at, stop) == stop
 
     def _head(self, data: bytes, at: int) -> Head | None:
         if at + HEAD > len(data) or not data.startswith(MARK, at):

@@ -14,7 +14,7 @@ from spooled import LIMIT, SEGMENT, batches, die, drain, fill, held, opened, rec
 
 from collector import spool_segment
 from collector.spool_aside import Aside
-from collector.spool_segment import HEAD, Segment, number_of
+from collector.spool_segment import HEAD, Reader, Segment, number_of
 
 
 @pytest.fixture
@@ -175,14 +175,14 @@ def test_a_disk_that_cannot_be_read_costs_the_rest_of_the_file(
     wanted = records(40)
     fill(spool, wanted)
     names = [path.name for path in segments(directory)]
-    read = Segment.read
+    read = Reader.read
 
-    def fail(self: Segment, at: int, stop: int, limit: int) -> tuple[list[memoryview], int, int]:
-        if self.number == 2 and at > 0:
+    def fail(self: Reader, at: int, stop: int, limit: int) -> tuple[list[memoryview], int, int]:
+        if number_of(self.path) == 2 and at > 0:
             raise OSError(errno.EIO, "the disk is broken")
         return read(self, at, stop, limit)
 
-    monkeypatch.setattr(Segment, "read", fail)
+    monkeypatch.setattr(Reader, "read", fail)
     found = drain(spool)
     assert found == wanted[:19] + wanted[30:]
     losses = spool.figures().losses
@@ -201,7 +201,7 @@ def test_a_lack_of_descriptors_is_no_damage(directory: Path, monkeypatch: pytest
         raise OSError(errno.EMFILE, "too many open files")
 
     with monkeypatch.context() as lacking:
-        lacking.setattr(Segment, "opened", fail)
+        lacking.setattr(Segment, "reader", fail)
         with pytest.raises(OSError, match="too many"):
             spool.read(100)
     assert drain(spool) == records(5)
@@ -384,7 +384,7 @@ def test_every_request_is_stored_once_whenever_the_process_dies(
                 spool = opened(directory, cache_bytes=cache)
         elif step == "die":
             assert isinstance(argument, int)
-            torn = spool._current
+            torn = spool._files._current
             die(spool)
             if torn is not None and argument:  # in the middle of an append
                 with torn.path.open("r+b") as file:

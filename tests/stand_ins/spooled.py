@@ -17,7 +17,7 @@ def opened(directory: Path, **options: Any) -> Spool:
 def die(spool: Spool) -> None:
     """What the kernel does when a process is killed: its files are closed, and nothing else happens."""
     spool._ledger.abandon()
-    for segment in spool._segments:
+    for segment in spool._files:
         segment.close()
 
 
