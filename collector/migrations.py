@@ -58,11 +58,6 @@ class Schema:
         return ";\n\n".join(parts) + ";\n"
 
 
-def migrate(store: Statements, files: Path = FILES) -> int:
-    """Bring a store that is ours alone to the newest schema, without a TTL; returns its number."""
-    return apply(store, Schema(files=files))
-
-
 def apply(store: Statements, schema: Schema) -> int:
     """Make the store as `schema` says; returns its number.
 

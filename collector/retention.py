@@ -24,9 +24,7 @@ TABLES = {
     "otel_metrics_exponential_histogram": ("metrics", _TIME.format("TimeUnix")),
     "otel_metrics_summary": ("metrics", _TIME.format("TimeUnix")),
 }
-"""For each table: its kind, and when a row was."""
-FOR_GOOD = ("policies", "train_steps", "train_samples", "schema_migrations", "view_settings")
-"""Tables without a TTL. Every table that keeps rows is in one of the two."""
+"""For each table: its kind, and when a row was. Rows of other tables are kept for good."""
 
 _INTERVALS = {"h": "toIntervalHour", "d": "toIntervalDay", "w": "toIntervalWeek"}
 _TTL_OF_ENGINE = re.compile(r"\sTTL (?P<ttl>.*?)(?:\sSETTINGS\s.*)?$", re.DOTALL)

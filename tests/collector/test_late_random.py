@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from collector.engine import Connection, Engine
-from collector.migrations import migrate
+from collector.migrations import Schema, apply
 
 START_NS = 1_790_000_000_000_000_000
 
@@ -39,7 +39,7 @@ Trace = dict[str, Recorded]
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
     with Engine(tmp_path_factory.mktemp("late") / "store") as engine, engine.connection() as connection:
-        migrate(connection)
+        apply(connection, Schema())
         yield connection
 
 

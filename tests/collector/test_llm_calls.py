@@ -10,7 +10,7 @@ import pytest
 from recorded_calls import World, check, depth, rows, send
 
 from collector.engine import Engine
-from collector.migrations import FILES, migrate
+from collector.migrations import FILES, Schema, apply
 from sidecar.earlier import MOST_FORKS
 
 
@@ -63,7 +63,7 @@ def test_rows_and_views_of_an_older_store_become_todays(tmp_path: Path) -> None:
     for file in FILES.glob("000[1-3]_*.sql"):
         shutil.copy(file, older)
     with Engine(tmp_path / "store") as engine, engine.connection() as connection:
-        migrate(connection, older)
+        apply(connection, Schema(files=older))
         for view in ("agent_spans", "recorded_calls", "line_calls", "llm_calls", "rewards", "rollouts"):
             connection.query(f"CREATE VIEW otel.{view} AS SELECT TraceId FROM otel.otel_traces")
         connection.query(
@@ -76,7 +76,7 @@ def test_rows_and_views_of_an_older_store_become_todays(tmp_path: Path) -> None:
             (now64(9), 't', 'p', '', 'agent_run [writer]', {})"""
         )
         connection.query("INSERT INTO otel.schema_migrations (number, name) VALUES (4, 'views'), (5, 'x'), (6, 'y')")
-        migrate(connection)
+        apply(connection, Schema())
         shown = "SELECT agent, prompt_token_ids, input_messages, trainable, untrainable_reason FROM otel.llm_calls"
         deadline = time.monotonic() + 60
         while (found := connection.query(shown).body) != b"writer\t[5,6]\t[{}]\ttrue\t\n":  # in the background

@@ -13,13 +13,14 @@ from collector import schema_lock
 from collector.clickhouse_store import ClickHouseStore
 from collector.ddl import statements
 from collector.engine import Connection, Engine
-from collector.migrations import FILES, Schema, apply, migrate, require
-from collector.retention import FOR_GOOD, TABLES, Retention
+from collector.migrations import FILES, Schema, apply, require
+from collector.retention import TABLES, Retention
 from collector.schema_lock import SchemaLock
 from collector.store import StoreError
 from tracegrad.errors import TracegradError
 from tracegrad.store_address import store_address
 
+FOR_GOOD = {"policies", "train_steps", "train_samples", "schema_migrations", "view_settings"}
 EVERY = Retention({"traces": "30d", "logs": "12h", "metrics": "4w"})
 TABLES_OF_OTEL = "SELECT name, create_table_query FROM system.tables WHERE database = 'otel' ORDER BY name"
 
@@ -51,20 +52,20 @@ def test_files_that_are_shipped_no_more_are_no_sign_of_a_newer_store(connection:
     files.mkdir()
     for number in (1, 2, 4):
         (files / f"{number:04}_x.sql").write_text(f"CREATE TABLE IF NOT EXISTS otel.x{number} (a UInt8) ENGINE = Null;")
-    assert migrate(connection, files) == 4
+    assert apply(connection, Schema(files=files)) == 4
     (files / "0002_x.sql").unlink()
-    assert migrate(connection, files) == 4
+    assert apply(connection, Schema(files=files)) == 4
     (files / "0005_x.sql").write_text("DROP TABLE IF EXISTS otel.x2;")
-    assert migrate(connection, files) == 5
+    assert apply(connection, Schema(files=files)) == 5
     (files / "0005_x.sql").unlink()
     with pytest.raises(TracegradError, match="has schema 5, this tracegrad knows up to 4"):
-        migrate(connection, files)
+        apply(connection, Schema(files=files))
 
 
 def test_every_table_that_keeps_rows_has_a_time_or_is_kept_for_good(connection: Connection) -> None:
-    migrate(connection)
+    apply(connection, Schema())
     asked = "SELECT name FROM system.tables WHERE database = 'otel' AND engine LIKE '%MergeTree'"
-    assert set(connection.query(asked).body.decode().split()) == TABLES.keys() | set(FOR_GOOD)
+    assert set(connection.query(asked).body.decode().split()) == TABLES.keys() | FOR_GOOD
 
 
 def test_a_ttl_is_given_changed_and_taken_away(connection: Connection) -> None:

@@ -5,20 +5,20 @@ from pathlib import Path
 import pytest
 
 from collector.engine import Engine, EngineError
-from collector.migrations import migrate
+from collector.migrations import Schema, apply
 from tracegrad.errors import TracegradError
 
 
 def test_the_schema_is_applied_once_and_a_newer_store_is_left_alone(tmp_path: Path) -> None:
     with Engine(tmp_path / "store") as engine:
         with engine.connection() as connection:
-            newest = migrate(connection)
-            assert migrate(connection) == newest
+            newest = apply(connection, Schema())
+            assert apply(connection, Schema()) == newest
             assert connection.query("SELECT max(number) FROM otel.schema_migrations").body == b"%d\n" % newest
             assert connection.query("SELECT count() = uniq(number) FROM otel.schema_migrations").body == b"1\n"
             connection.query("INSERT INTO otel.schema_migrations (number, name) VALUES (9999, 'future')")
             with pytest.raises(TracegradError, match="upgrade tracegrad"):
-                migrate(connection)
+                apply(connection, Schema())
         with pytest.raises(TracegradError, match="open in another collector"):
             Engine(tmp_path / "store")
 
@@ -31,10 +31,10 @@ def test_a_migration_that_fails_is_not_recorded(tmp_path: Path) -> None:
     )
     with Engine(tmp_path / "store") as engine, engine.connection() as connection:
         with pytest.raises(EngineError, match="nonsense"):
-            migrate(connection, files)
+            apply(connection, Schema(files=files))
         assert connection.query("SELECT count() FROM otel.schema_migrations").body == b"0\n"
         (files / "0001_one.sql").write_text("CREATE TABLE IF NOT EXISTS otel.one (x UInt8) ENGINE = Memory;\n")
-        assert migrate(connection, files) == 1
+        assert apply(connection, Schema(files=files)) == 1
 
 
 @pytest.mark.parametrize("name", ["what?", "a&b", "100%"])
@@ -70,7 +70,7 @@ VALUES (now64(9), 't', 's', 1, 'INFO', 9, 'svc', 'body', '', {}, '', '', '', {},
 def test_the_official_exporter_can_insert_as_it_is(tmp_path: Path) -> None:
     """With the columns that the OpenTelemetry Collector's ClickHouse exporter names in its INSERTs, and no others."""
     with Engine(tmp_path / "store") as engine, engine.connection() as connection:
-        migrate(connection)
+        apply(connection, Schema())
         connection.query(TRACES)
         connection.query(LOGS)
         asked = "SELECT r.reward, c.response_token_ids FROM otel.rollouts r JOIN otel.llm_calls c USING rollout_id"

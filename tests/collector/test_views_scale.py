@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from collector.engine import Connection, Engine
-from collector.migrations import migrate
+from collector.migrations import Schema, apply
 
 SPANS_A_ROLLOUT = 20
 ROLLOUTS = 8_000
@@ -76,7 +76,7 @@ def rows_read(connection: Connection, query: str) -> int:
 def small_and_large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Connection, dict[str, int]]]:
     """A large store, and what the queries read when it had a quarter of it."""
     with Engine(tmp_path_factory.mktemp("scale") / "store") as engine, engine.connection() as connection:
-        migrate(connection)
+        apply(connection, Schema())
         fill(connection, 0, ROLLOUTS)
         small = {query: rows_read(connection, query) for query in ASKED}
         for part in range(1, 4):
