@@ -45,15 +45,15 @@ ALTER TABLE otel.otel_traces ADD COLUMN IF NOT EXISTS GraphNode LowCardinality(S
                 '', 'agent', 'model', 'model_request', 'call_model', 'llm', 'tools', 'pre_model_hook', 'post_model_hook',
                 'generate_structured_response', '__start__', '__end__'),
             arrayMap(step -> splitByChar(':', step)[1], splitByChar('|', path)))),
-        [firstNonDefault(
+        [arrayFirst(text -> text != '', [
             told['lc_agent_name'], told['traceloop.association.properties.lc_agent_name'],
-            JSONExtractString(told['metadata'], 'lc_agent_name'))],
-        [firstNonDefault(
+            JSONExtractString(told['metadata'], 'lc_agent_name')])],
+        [arrayFirst(text -> text != '', [
             told['langgraph_checkpoint_ns'], told['langgraph_node'],
             told['traceloop.association.properties.langgraph_checkpoint_ns'],
             told['traceloop.association.properties.langgraph_node'],
             JSONExtractString(told['metadata'], 'langgraph_checkpoint_ns'),
-            JSONExtractString(told['metadata'], 'langgraph_node'))])[1]),
+            JSONExtractString(told['metadata'], 'langgraph_node')])])[1]),
     [mapFilter((key, value) -> key IN (
         'lc_agent_name', 'langgraph_checkpoint_ns', 'langgraph_node', 'metadata',
         'traceloop.association.properties.lc_agent_name', 'traceloop.association.properties.langgraph_checkpoint_ns',
@@ -151,7 +151,9 @@ FROM
         -- Which agents were at work: from, to, name, the missing parent above, what is next above; in order of time.
         arraySort(arrayDistinct(arrayFilter(one -> one.3 != '' AND notEmpty(orphans), arrayZip(
             starts, ends, names, missing_above,
-            arrayResize(answered(asked(if(empty(orphans), [], parents), above)), length(places)))))) AS at_work
+            arrayMap(
+                (parent, place, over) -> if(parent = place, 0, over),
+                parents, places, arrayResize(answered(asked(if(empty(orphans), [], parents), above)), length(places))))))) AS at_work
     FROM
     (
         SELECT

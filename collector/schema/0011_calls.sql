@@ -60,9 +60,8 @@ SELECT
     any(ExtendsMessages) = 0 AS has_all_messages,
     any(length(PromptTokenIds) + length(ResponseTokenIds)) AS n_tokens,
     any(arrayConcat(PromptTokenIds, ResponseTokenIds)) AS tokens,
-    any(if(
-        length(SpanAttributes['gen_ai.input.messages']) <= 2, '',
-        concat(substring(SpanAttributes['gen_ai.input.messages'], 2, length(SpanAttributes['gen_ai.input.messages']) - 2), ','))) AS messages
+    any(SpanAttributes['gen_ai.input.messages']) AS own_messages,
+    if(length(own_messages) <= 2, '', concat(substring(own_messages, 2, length(own_messages) - 2), ',')) AS messages
 FROM
 (
     SELECT

@@ -46,9 +46,10 @@ SELECT TraceId AS trace_id, SpanId AS span_id, RolloutId AS rollout_id, RolloutA
 FROM otel.otel_traces
 WHERE RolloutId != '';
 
--- One row is one evaluation and the rollout that it belongs to, or several equal ones: that which the judged span names; failing that, the one that
--- the evaluation names; failing that, its trace's; failing that, the trace is the rollout. Each way is a branch of its own, and
--- the rollout a column of what is found first in it, so that a filter on rollouts reads what they have and no more.
+-- One row is one evaluation and the rollout that it belongs to, or several equal ones: that which the judged span names;
+-- failing that, the one that the evaluation names; failing that, its trace's; failing that, the trace is the rollout. Each way
+-- is a branch of its own, and the rollout a column of what is found first in it, so that a filter on rollouts reads what they
+-- have and, of all others, no more than the ids of evaluations that name no rollout.
 CREATE OR REPLACE VIEW otel.rollout_evaluations AS
 SELECT
     spans.rollout_id AS rollout_id, spans.attempt AS attempt, spans.trace_id AS trace_id, spans.span_id AS span_id,
@@ -191,9 +192,9 @@ FROM
 RIGHT ANY JOIN otel.rollout_outcomes AS outcomes
     ON named.rollout_id = outcomes.rollout_id AND named.attempt = outcomes.attempt;
 
--- One row is one span of a trace in which a rollout has spans, and where it stands in its tree. `root_span_id`: the first span on
--- the way down to it, whose parent is not there or is none; `depth`: how many spans down that is, 0 for the root itself. Spans
--- in a circle have no root.
+-- One row is one span of a trace in which a rollout has spans, and where it stands in its tree. `root_span_id`: the first
+-- span on the way down to it, whose parent is not there or is none; `depth`: how many spans down that is, 0 for the root
+-- itself. Spans in a circle have no root.
 CREATE OR REPLACE VIEW otel.span_tree AS
 WITH
     -- As in `trace_agents`.

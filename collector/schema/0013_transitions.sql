@@ -111,7 +111,8 @@ FROM
     (
         SELECT
             *,
-            arrayJoin(if(n_calls > 0, policies, arrayDistinct(arrayFlatten(groupArray(policies) OVER (PARTITION BY circle))))) AS policy
+            arrayJoin(if(
+                n_calls > 0, policies, arrayDistinct(arrayFlatten(groupArray(policies) OVER (PARTITION BY circle))))) AS policy
         FROM
         (
             SELECT
@@ -136,7 +137,7 @@ WINDOW members AS (PARTITION BY policy, step_id, circle);
 -- has, what a step with default limits would do, whose gate is `trainer/gate.py`.
 CREATE OR REPLACE VIEW otel.transitions AS
 WITH
-    -- Of a sampling parameter its name, its JSON text, and the number that this is: whether it leaves the distribution as it is.
+    -- Of a sampling parameter its name, its JSON text, and its number: whether it leaves the distribution as it is.
     (parameter -> parameter.2 = 'null' OR multiIf(
         parameter.1 IN ('temperature', 'top_p', 'repetition_penalty'), parameter.3 = 1,
         parameter.1 = 'top_k', parameter.3 IN (0, -1),
