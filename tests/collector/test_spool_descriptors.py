@@ -77,20 +77,18 @@ def test_a_sync_without_descriptors_leaves_none_open_and_the_next_makes_up_for_i
 ) -> None:
     spool = opened(directory, fsync="always")
     fill(spool, records(40))
-    open_files, dup, synced = len(descriptors()), os.dup, []
+    open_files, dup, given, synced = len(descriptors()), os.dup, [], []
 
-    def fail(fd: int) -> int:
-        monkeypatch.setattr(spool_files.os, "dup", lack)
-        return dup(fd)
-
-    def lack(_: int) -> int:
-        raise OSError(errno.EMFILE, "too many open files")
+    def lack(fd: int) -> int:
+        if given:
+            raise OSError(errno.EMFILE, "too many open files")
+        given.append(dup(fd))
+        return given[0]
 
     with monkeypatch.context() as lacking:
-        lacking.setattr(spool_files.os, "dup", fail)
+        lacking.setattr(spool_files.os, "dup", lack)
         with pytest.raises(OSError, match="too many"):
             spool.sync()
-    monkeypatch.setattr(spool_files.os, "dup", dup)
     assert len(descriptors()) == open_files
     monkeypatch.setattr(spool_files.os, "fsync", synced.append)
     spool.sync()
