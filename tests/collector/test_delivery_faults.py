@@ -79,6 +79,7 @@ FAULTS = [
     OSError(28, "No space left on device"),
     StoreError(210, "Code: 210. DB::Exception: away", retryable=True),
     StoreError(0, "no network", retryable=True),
+    StoreError(241, "Code: 241. DB::Exception: memory", retryable=True),
 ]
 
 
@@ -94,22 +95,23 @@ def test_an_insert_that_fails_for_a_while_loses_nothing(error: Exception, count:
     assert spool.figures().losses.refused_records == 0
 
 
+@pytest.mark.parametrize("error", FAULTS, ids=lambda error: type(error).__name__)
+def test_a_single_record_too(error: Exception, spool: Spool) -> None:
+    store = FaultyStore(first(4, error))
+    spool.append([request("alone")])
+    deliver(store, spool)
+    assert store.names == ["alone"]
+
+
 def test_what_comes_while_it_fails_is_delivered_too(spool: Spool) -> None:
-    failing = threading.Event()
-    failing.set()
-
-    def fault(rows: list[Any]) -> None:
-        if failing.is_set():
-            raise MemoryError
-
-    store = FaultyStore(fault)
+    store = FaultyStore(first(10**9, MemoryError()))
     delivery = Delivery(store, TRACES, spool)
     delivery.start()
     for number in range(20):
         spool.append([request(f"span {number}")])
         delivery.wake()
     wait_until(lambda: delivery.problem == "MemoryError()")
-    failing.clear()
+    store.fault = lambda rows: None
     wait_until(lambda: not spool.figures().waiting_bytes)
     delivery.stop(0)
     assert store.names == [f"span {number}" for number in range(20)]
@@ -133,13 +135,6 @@ def test_what_does_not_fit_the_memory_is_halved(code: int, most: int, spool: Spo
     assert store.names == names
     assert sum(sizes) == 100
     assert spool.figures().losses.refused_records == 0
-
-
-def test_a_single_record_that_does_not_fit_the_memory_is_kept_and_tried_again(spool: Spool) -> None:
-    store = FaultyStore(first(4, StoreError(241, "Code: 241. DB::Exception: memory", retryable=True)))
-    spool.append([request("large")])
-    deliver(store, spool)
-    assert store.names == ["large"]
 
 
 @pytest.mark.parametrize("where", [0, 17, 39])
