@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import orjson
 
+from collector.clickhouse_advice import told_once
 from collector.engine import Answer, EngineError
 
 # ClickHouse's own mapping of error codes to HTTP statuses (exceptionCodeToHTTPStatus), and one of ours: whoever asks
@@ -53,7 +54,7 @@ def error_status(error: EngineError) -> int:
 
 def error_text(error: EngineError, version: str, hint: str = "") -> str:
     """The error as a server would write it, with its version and a newline."""
-    text = str(error).rstrip()
+    text = told_once(str(error).rstrip())
     return f"{text}{': ' + hint if hint else ''} (version {version} (official build))\n"
 
 

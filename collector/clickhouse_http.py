@@ -12,13 +12,14 @@ from pathlib import Path
 
 from aiohttp import BodyPartReader, web
 
+from collector.clickhouse_advice import advice, told_to
 from collector.clickhouse_answer import hello, is_hello
 from collector.clickhouse_body import MAX_BODY_BYTES, Body, receive
 from collector.clickhouse_encoding import chosen
 from collector.clickhouse_queries import Queries, Task
 from collector.clickhouse_reply import Reply
 from collector.clickhouse_request import BAD_ARGUMENTS, External, SqlRequest, error, external, parse
-from collector.clickhouse_users import HINT, READONLY, Users
+from collector.clickhouse_users import Users
 from collector.compression import SUPPORTED, EncodingError, TooLargeError, UnknownEncodingError
 from collector.engine import Answer, Engine, EngineError
 from collector.guard import same_site
@@ -73,8 +74,8 @@ class ClickHouseHttp:
                     return reply.whole(block, Answer())
                 return await self._run(Task(asked, user, request.method != "POST", body, tables), query_id, reply)
             except EngineError as refused:
-                hint = HINT if refused.code == READONLY and user is not None and not user.writes else ""
-                return reply.refusal(refused, hint)
+                hint = advice(refused, user, by_get=request.method != "POST")
+                return reply.refusal(told_to(user, refused), hint)
 
     async def _run(self, task: Task, query_id: str, reply: Reply) -> web.StreamResponse:
         query = await self._queries.start(task, query_id)

@@ -1,7 +1,7 @@
 """Runs statements of SQL requests in a bounded number of threads, by the ids that clients gave them.
 
-Invariants: an id runs once at a time; what waits is bounded; what a statement reads goes into a pipe, so that it takes
-no more memory than its reader leaves it and ends when its reader has gone.
+Invariants: an id runs once at a time; a KILL needs no thread of those that it could free; what a statement reads goes
+into a pipe, so that it takes no more memory than its reader leaves it and ends when its reader has gone.
 """
 
 import asyncio
@@ -19,16 +19,17 @@ from collector.clickhouse_body import Body
 from collector.clickhouse_request import SYNTAX_ERROR, External, Insert, SqlRequest, error
 from collector.clickhouse_sessions import Sessions
 from collector.clickhouse_statement import renamed, tokens_of
+from collector.clickhouse_turns import Turns
 from collector.clickhouse_users import READONLY, User
-from collector.engine import Answer, Connection, Engine, EngineError
+from collector.engine import Answer, Connection, Engine, EngineError, quote
 
 log = logging.getLogger(__name__)
 
-THREADS = 16
-MAX_WAITING = 64
+THREADS, READER_THREADS = 16, 12
+KILL_THREADS, READER_KILL_THREADS = 4, 2
 KILL_AGAIN_S = 0.25
 PIPE_BYTES = 1 << 18
-TOO_MANY_SIMULTANEOUS_QUERIES, ALREADY_RUNNING = 202, 216
+ALREADY_RUNNING, QUERY_WAS_CANCELLED = 216, 394
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,14 @@ class Task:
 
 @dataclass(eq=False)
 class Query:
-    """One that is running or waits for a thread. `result` is the reading end of its pipe, None where it gives no rows.
+    """One that is running or waits for its turn. `result` is the reading end of its pipe, None where it gives no rows.
 
     `progress` holds the latest numbers of the engine.
     """
 
     tag: str
     reads: bool
-    result: int | None
+    result: int | None = None
     future: "Future[Answer]" = field(default_factory=Future)
     progress: Mapping[str, int] = field(default_factory=dict)
 
@@ -66,7 +67,9 @@ class Queries:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._sessions = Sessions(engine)
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="sql")
+        self._threads = ThreadPoolExecutor(THREADS + KILL_THREADS, thread_name_prefix="sql")
+        self._turns = Turns(THREADS, READER_THREADS)
+        self._kill_turns = Turns(KILL_THREADS, READER_KILL_THREADS)
         self._control = ThreadPoolExecutor(1, thread_name_prefix="sql-control")
         self._running: dict[str, Query] = {}
         self._doomed: set[Query] = set()
@@ -74,31 +77,57 @@ class Queries:
         self._keeper: asyncio.Task[None] | None = None
 
     async def start(self, task: Task, query_id: str) -> Query:
-        """Run it as soon as there is a thread. Raises EngineError where there are too many, or one of this id."""
-        if (same := self._running.get(query_id)) is not None:
+        """Return once it runs. Raises EngineError where there are too many, or one of this id."""
+        while (same := self._running.get(query_id)) is not None:
             if not task.request.replaces:
                 text = f"Query with id = {query_id} is already running. (QUERY_WITH_SAME_ID_IS_ALREADY_RUNNING)"
                 raise error(ALREADY_RUNNING, text)
             self._doom(same)
             await self._killed()
-        if len(self._running) >= THREADS + MAX_WAITING:
-            raise error(
-                TOO_MANY_SIMULTANEOUS_QUERIES,
-                f"{len(self._running)} statements are running or waiting already. (TOO_MANY_SIMULTANEOUS_QUERIES)",
-            )
-        if not task.request.reads:
-            query = Query(query_id, reads=False, result=None)
-            query.future = self._threads.submit(self._change, task, query)
-        else:
-            reading, writing = _pipe()
-            query = Query(query_id, reads=True, result=reading)
-            query.future = self._threads.submit(self._read, task, query, writing)
-            query.future.add_done_callback(lambda _: os.close(writing))
+        query = Query(query_id, task.request.reads)
         self._running[query_id] = query
         query.future.add_done_callback(lambda _: self._ended(query))
+        await self._turn(task, query)
+        if query.reads:
+            try:
+                query.result, writing = _pipe()
+            except OSError as failed:  # too many files are open: its turn and its id are free again
+                query.future.set_exception(failed)
+                raise
+            query.future.add_done_callback(lambda _: os.close(writing))
+            running = self._threads.submit(self._read, task, query, writing)
+        else:
+            running = self._threads.submit(self._change, task, query)
+        running.add_done_callback(lambda done: _settle(query.future, done))
         if self._keeper is None or self._keeper.done():
             self._keeper = asyncio.create_task(self._keep_memory(), name="sql-memory")
         return query
+
+    async def _turn(self, task: Task, query: Query) -> None:
+        """Wait for it, unless the query is stopped or its client goes away meanwhile. It ends with the query."""
+        turns = self._kill_turns if task.request.statement.verb == "KILL" else self._turns
+        writes, loop = task.user.writes, asyncio.get_running_loop()
+        taking = asyncio.create_task(turns.take(writes=writes))
+        query.future.add_done_callback(lambda _: loop.call_soon_threadsafe(taking.cancel))
+
+        def unused(taken: "asyncio.Task[None]") -> None:
+            if not taken.cancelled() and taken.exception() is None:
+                turns.give(writes=writes)
+
+        begun = False
+        try:
+            await taking
+            begun = query.future.set_running_or_notify_cancel()
+        except asyncio.CancelledError:
+            if not query.future.cancelled():  # it is not stopped: its client has gone
+                raise
+        finally:
+            if not begun:
+                query.future.cancel()
+                taking.add_done_callback(unused)
+        if not begun:
+            raise error(QUERY_WAS_CANCELLED, "Query was cancelled before it began. (QUERY_WAS_CANCELLED)")
+        query.future.add_done_callback(lambda _: loop.call_soon_threadsafe(lambda: turns.give(writes=writes)))
 
     def cancel(self, query: Query) -> None:
         """Nobody waits for it any more: stop it, in the background, unless it changes something."""
@@ -189,7 +218,7 @@ class Queries:
                     )
             sql = request.statement.sql
             if request.statement.verb == "KILL":
-                sql = _kill_statement(sql, task.user)
+                sql = _kill_statement(sql, task.user, request.params)
             return connection.query(sql, request.output_format, request.params)
 
     @contextmanager
@@ -208,6 +237,13 @@ class Queries:
             yield connection
 
 
+def _settle(future: "Future[Answer]", done: "Future[Answer]") -> None:
+    if (failed := done.exception()) is not None:
+        future.set_exception(failed)
+    else:
+        future.set_result(done.result())
+
+
 @contextmanager
 def _data(insert: Insert, body: Body) -> Iterator[str]:
     """A path to the data of an insert: what followed the statement in the URL, and then the body."""
@@ -222,8 +258,11 @@ def _data(insert: Insert, body: Body) -> Iterator[str]:
             yield path
 
 
-def _kill_statement(sql: bytes, user: User) -> bytes:
-    """KILL QUERY by the ids that clients gave. Who only reads stops nothing but what only reads."""
+def _kill_statement(sql: bytes, user: User, params: Mapping[str, str]) -> bytes:
+    """KILL QUERY by the ids that clients gave, or by the engine's, where the statement names one as it is.
+
+    Who only reads stops nothing but what only reads.
+    """
     tokens = list(tokens_of(sql))
     where = next((token for token in tokens if token.is_word("WHERE")), None)
     if where is None or not tokens[1].is_word("QUERY"):
@@ -234,7 +273,10 @@ def _kill_statement(sql: bytes, user: User) -> bytes:
         raise error(SYNTAX_ERROR, "a bracket is closed that is not open. (SYNTAX_ERROR)")
     rest = [token for token in tokens if token.start > where.start and token.depth == 0]
     end = next((token.start for token in rest if token.is_word("SYNC", "ASYNC", "TEST", "FORMAT")), len(sql))
-    condition = renamed(sql[where.end : end], "query_id", b"Settings['log_comment']")
+    named = [token.text for token in tokens if where.start < token.start < end and token.kind == "string"]
+    named += [quote(value).encode() for value in params.values()]
+    known = b"if(query_id IN (%b), query_id, Settings['log_comment'])" % b", ".join(named or [b"''"])
+    condition = renamed(sql[where.end : end], "query_id", known)
     whose = b"" if user.writes else b" AND Settings['readonly'] = '2'"
     return b"KILL QUERY WHERE (%b\n)%b %b" % (condition, whose, sql[end:])
 

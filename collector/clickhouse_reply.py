@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
+from collector.clickhouse_advice import advice
 from collector.clickhouse_answer import (
     as_summary,
     content_type,
@@ -105,7 +106,7 @@ class Reply:
         try:
             await asyncio.shield(ended)
         except EngineError as failed:
-            text = error_text(failed, self._engine.version)
+            text = error_text(failed, self._engine.version, advice(failed))
             await _send(response, encoder.encode(error_in_answer(text, self._tag)) + encoder.end())
             if self._request.transport is not None:
                 self._request.transport.close()  # without an end of the last chunk

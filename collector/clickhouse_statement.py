@@ -37,9 +37,9 @@ READING = {"SELECT", "WITH", "FROM", "SHOW", "DESC", "DESCRIBE", "EXISTS", "EXPL
 # In this process the engine would read and write files for anyone who asks; grants do not cover these ways to ask, and
 # a function may be named without a call: `arrayMap(file, ...)`, `* APPLY(file)`.
 _UNREACHABLE = {b"file", b"infile", b"outfile"}
-FILES_REFUSED = (
-    "files of this machine are out of reach here: where `file` is a column's name, write its table's name before it"
-)
+_FILES_REFUSED = "files of the collector's machine are out of reach here: "
+_SEND_DATA = "send data as the body of INSERT INTO ... FORMAT, and keep what a SELECT answers"
+_NAME_TABLE = "where `file` is a column's name, write its table's name before it"
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,9 @@ def refuse_files(tokens: list[Token]) -> None:
             continue
         before = tokens[index - 1] if index else None
         if before is None or not (before.text == b"." or before.is_word("AS")):
-            raise EngineError(f"Code: {ACCESS_DENIED}. DB::Exception: {FILES_REFUSED}. (ACCESS_DENIED)")
+            called = any(following.text == b"(" for following in tokens[index + 1 : index + 2])
+            advice = _SEND_DATA if called or _name(token).lower() != b"file" else _NAME_TABLE
+            raise EngineError(f"Code: {ACCESS_DENIED}. DB::Exception: {_FILES_REFUSED}{advice}. (ACCESS_DENIED)")
 
 
 def _format(tokens: list[Token]) -> int | None:

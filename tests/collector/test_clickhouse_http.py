@@ -22,7 +22,8 @@ import pytest
 import zstandard
 from clickhouse_connect.driver.exceptions import DatabaseError
 
-from collector.clickhouse_queries import MAX_WAITING, THREADS
+from collector.clickhouse_queries import THREADS
+from collector.clickhouse_turns import MAX_WAITING
 
 
 @pytest.fixture

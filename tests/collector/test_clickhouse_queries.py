@@ -85,6 +85,21 @@ def test_who_only_reads_kills_nothing_of_the_writer(collector: Any, fetch: Any, 
     assert running.result().headers["X-ClickHouse-Exception-Code"] == "394"
 
 
+def test_a_query_is_killed_by_the_id_that_the_engine_shows(collector: Any, fetch: Any, started: Any) -> None:
+    query_id, kept_id = new_id(), new_id()
+    running, kept = started(query_id), started(kept_id)
+    asked = f"SELECT query_id FROM system.processes WHERE Settings['log_comment'] = '{query_id}'"
+    shown = collector.sql(asked)
+    assert shown != query_id
+    url = f"{collector.clickhouse}/?param_x={shown}"
+    assert fetch(url, b"KILL QUERY WHERE query_id = {x:String} TEST").body.count(b"numbers") == 1
+    assert fetch(url, f"KILL QUERY WHERE query_id IN ('{shown}')".encode()).status == 200
+    assert running.result().headers["X-ClickHouse-Exception-Code"] == "394"
+    assert is_running(collector, kept_id)
+    fetch(url, f"KILL QUERY WHERE query_id = '{kept_id}'".encode())
+    assert kept.result().headers["X-ClickHouse-Exception-Code"] == "394"
+
+
 def test_an_id_runs_once_at_a_time(collector: Any, fetch: Any, started: Any) -> None:
     query_id = new_id()
     first = started(query_id)

@@ -82,6 +82,20 @@ def test_files_are_out_of_reach(statement: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("statement", "advice"),
+    [
+        ("SELECT 1 INTO OUTFILE 'x'", "keep what a SELECT answers"),
+        ("INSERT INTO t FROM INFILE 'x'", "send data as the body"),
+        ("BACKUP DATABASE otel TO File('x')", "out of reach here: send data"),
+        ("SELECT file FROM t", "where `file` is a column's name"),
+    ],
+)
+def test_what_to_do_instead_of_naming_a_file(statement: str, advice: str) -> None:
+    with pytest.raises(EngineError, match=advice):
+        read_statement(statement.encode())
+
+
+@pytest.mark.parametrize(
     "statement",
     [
         "SELECT 'file(x)', $a$ file $a$, \u2018file\u2019",
