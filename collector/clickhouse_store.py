@@ -13,13 +13,14 @@ from typing import Any
 
 from clickhouse_connect import get_client
 from clickhouse_connect.driver.client import Client
-from clickhouse_connect.driver.exceptions import ClickHouseError
+from clickhouse_connect.driver.exceptions import ClickHouseError, ProgrammingError
 from clickhouse_connect.driver.httputil import get_pool_manager
-from urllib3.exceptions import HTTPError, MaxRetryError
+from urllib3.exceptions import HTTPError
 
+from collector.clickhouse_faults import READONLY, explained, reason
 from collector.compression import compress
 from collector.server_features import require_cluster, require_formats
-from collector.signals import Signal
+from collector.signals import SIGNALS, Signal
 from collector.store import UNKNOWN_CODE, Answer, StoreError, error_code, is_retryable, quote
 from tracegrad.errors import TracegradError
 from tracegrad.loopback import is_loopback
@@ -52,6 +53,7 @@ _SET_UP_IS_WRONG = {
     701: "CLUSTER_DOESNT_EXIST",
 }
 
+_NO_DATA = 108  # NO_DATA_TO_INSERT: all else was in order
 _SCHEMA_IS_GONE = {60: "UNKNOWN_TABLE", 81: "UNKNOWN_DATABASE"}
 
 Prepare = Callable[["ClickHouseStore"], object]
@@ -91,14 +93,16 @@ class ClickHouseStore:
             raise
         except TracegradError as error:
             raise StoreError(UNKNOWN_CODE, str(error), retryable=True) from error
+        if any(given := list(rows)):
+            self._send(client, signal, given, query_id)
+
+    def _send(self, client: Client, signal: Signal, rows: Iterable[bytes], query_id: str | None = None) -> None:
         chosen = signal.insertion
         # All of the statement before the data: a format's schema would make the URL longer than proxies let through.
         statement = f"INSERT INTO {chosen.table} {chosen.settings_clause()} FORMAT {chosen.input_format}\n"
         data = b"".join((statement.encode(), *rows))
-        if len(data) == len(statement):
-            return
         encoding = self._address.compression
-        settings = INSERT_SETTINGS | {"query_id": query_id}
+        settings = INSERT_SETTINGS | ({"query_id": query_id} if query_id else {})
         try:
             with self._errors():
                 client.raw_insert(
@@ -173,10 +177,25 @@ class ClickHouseStore:
                 require_formats(self.name, client.server_version, client.server_settings)
                 if self._cluster:
                     require_cluster(self, self._cluster)
-                self._prepare(self)
+                try:
+                    self._prepare(self)
+                    self._try_inserts(client)
+                except StoreError as error:
+                    if (wrong := explained(error, self._address, client.server_settings)) is None:
+                        raise
+                    raise wrong from error
                 self._prepared = True
                 log.info("store ready store=%s version=%s", self.name, client.server_version)
             return client
+
+    def _try_inserts(self, client: Client) -> None:
+        """Insert no rows, so that a user who may not, or a setting that is none, is told before rows are taken."""
+        for signal in SIGNALS:
+            try:
+                self._send(client, signal, ())
+            except StoreError as error:
+                if error.code != _NO_DATA:
+                    raise
 
     def _connected(self) -> Client:
         if self._client is None:
@@ -217,8 +236,11 @@ class ClickHouseStore:
         except (ClickHouseError, HTTPError, OSError) as error:
             text = " ".join(str(error).split())
             code = getattr(error, "code", None) or (error_code(text) if "Code: " in text else None)
+            if code is None and isinstance(error, ProgrammingError):  # the driver knows what the user may not set
+                raise StoreError(READONLY, f"{self.name}: {text}", retryable=True) from error
             if code is None:
-                raise StoreError(0, f"no answer from {self.name}: {_reason(error)}", retryable=True) from error
+                why = reason(error, connecting=self._client is None)
+                raise StoreError(0, f"no answer from {self.name}: {why}", retryable=True) from error
             said = text[max(text.find("Code: "), 0) :]
             raise StoreError(code, f"{self.name}: {said}", retryable=is_retryable(code)) from error
 
@@ -238,14 +260,3 @@ def _pool(address: StoreAddress) -> Any:
 def _sent_once(data: bytes) -> Any:
     """`data` as something that the driver does not send again by itself when a connection breaks."""
     return memoryview(data)
-
-
-def _reason(error: BaseException) -> str:
-    """What went wrong on the way, in a few words: the driver's own texts are long and name objects in memory."""
-    if error.__cause__ is None:  # not of the network: somebody on the way answered
-        return f"{' '.join(str(error).split()):.300}"
-    while error.__cause__ is not None:
-        error = error.__cause__
-    if isinstance(error, MaxRetryError) and error.reason is not None:
-        error = error.reason
-    return str(error).rpartition(": ")[2].strip("()' ") or type(error).__name__

@@ -23,6 +23,8 @@ import chdb
 __all__ = ["Answer", "Connection", "Engine", "EngineError", "quote"]
 
 CONFIG = Path(__file__).parent / "engine.xml"
+_DIRECTORIES = ("data", "metadata", "named_collections", "store", "tmp")
+"""What the engine makes in a store's directory; its own words for a file of such a name are hard to read."""
 
 
 class EngineError(StoreError):
@@ -90,6 +92,13 @@ class Engine:
             raise TracegradError(f"cannot keep a store in {path}: choose a --data path without ?, & and %")
         self.directory = directory.absolute()
         self._lock = hold(directory, "the store", "--data")
+        for name in _DIRECTORIES:
+            if os.path.lexists(entry := self.directory / name) and not entry.is_dir():
+                self._lock.close()
+                raise TracegradError(
+                    f"cannot keep the store in {path}: {entry} is in the way, since it is no directory; "
+                    "move it away or choose another --data"
+                )
         self._address = f"{path}?config-file={CONFIG}&users_config={CONFIG}"
         try:
             self._root = self.connect()

@@ -6,9 +6,10 @@ a port in one place is enough. What a training job does is not here but in its o
 """
 
 import os
+import re
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pydantic import SecretStr, ValidationError, ValidationInfo, field_validator
 from tracegrad.errors import SettingsError
 from tracegrad.otlp_access import OtlpAccess
 from tracegrad.secret import one_secret
-from tracegrad.settings_errors import explained
+from tracegrad.settings_errors import explained, unknown_variable
 from tracegrad.settings_sections import (
     DATA,
     CallMatch,
@@ -62,6 +63,9 @@ _ADDRESSES = {
 }
 """Where each address comes from when it is not given: a section's host, and a port of it."""
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - what is bound there answers here
+
+_OF_A_CLUSTER = re.compile(r"SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?")
+"""What Kubernetes tells containers of a Service that is named as a section is, such as `tracegrad-collector`."""
 
 
 class Settings(Section):
@@ -179,6 +183,7 @@ def load(file: Path | None = None, environ: Mapping[str, str] = os.environ) -> S
         except OSError as error:
             raise SettingsError(f"{source} cannot be read: {error.strerror}") from error
     _overlay_environment(values, environ)
+    _refuse_unknown(values, environ)
     return _validate(values, f"{source} or TRACEGRAD_* variables" if source.exists() else "TRACEGRAD_* variables")
 
 
@@ -197,6 +202,36 @@ def _overlay_environment(values: dict[str, Any], environ: Mapping[str, str]) -> 
             text = environ.get(f"TRACEGRAD_{name}".upper())
             if text is not None:
                 values[name] = text
+
+
+def _refuse_unknown(values: dict[str, Any], environ: Mapping[str, str]) -> None:
+    """Raise SettingsError where a variable begins as a section's do and sets nothing: a token may be misspelt in it."""
+    sections = {f"TRACEGRAD_{name}_".upper(): name for name, _ in _sections()}
+    known = {f"TRACEGRAD_{name}".upper() for name in Settings.model_fields}
+    known |= {f"TRACEGRAD_{name}_{inner}".upper() for name, section in _sections() for inner in section.model_fields}
+    for name in sorted(environ.keys() - known):
+        for prefix, section in sections.items():
+            theirs = _OF_A_CLUSTER.fullmatch(name.removeprefix(prefix)) or name in _named_variables(values)
+            if name.startswith(prefix) and not theirs:
+                raise SettingsError(unknown_variable(Settings, name, section))
+
+
+def _sections() -> Iterator[tuple[str, type[Section]]]:
+    for name, field in Settings.model_fields.items():
+        if isinstance(field.default, Section):
+            yield name, type(field.default)
+
+
+def _named_variables(value: Any) -> Iterator[str]:
+    """The variables that settings name as those that hold a secret."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name.endswith("_env") and isinstance(inner, str):
+                yield inner
+            yield from _named_variables(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _named_variables(inner)
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -28,6 +28,15 @@ def explained(error: ValidationError, root: type[BaseModel], values: Mapping[str
     return f"bad setting {_named(path, values)} in {source}: {first['msg'].removeprefix(PYDANTICS)}"
 
 
+def unknown_variable(root: type[BaseModel], name: str, section: str) -> str:
+    """A sentence about an environment variable `name` that begins as those of `section` do, and is none of them."""
+    prefix = f"TRACEGRAD_{section}_".upper()
+    meant = _meant(root, [section], name.removeprefix(prefix).lower())
+    if meant.startswith("did you mean "):
+        meant = f"did you mean {prefix}{meant.removeprefix('did you mean ').upper()}"
+    return f"unknown setting {name} in the environment: [{section}] has no such setting, {meant}"
+
+
 def _known_part(root: type[BaseModel], loc: Sequence[str | int]) -> Iterator[str | int]:
     """The part of a place that names settings, without what only says which of several types was tried."""
     model: type[BaseModel] | None = root

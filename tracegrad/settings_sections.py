@@ -35,6 +35,13 @@ def _not_empty(value: object) -> object:
     return value
 
 
+def _is_host(value: object) -> object:
+    if isinstance(value, str) and not value.strip():
+        raise ValueError("is empty: name an address, as 127.0.0.1 for this machine alone or 0.0.0.0 for all")
+    return value
+
+
+Host = Annotated[str, BeforeValidator(_is_host)]
 Fsync = Literal["always", "interval", "off"]
 Directory = Annotated[Path, BeforeValidator(_not_empty)]
 
@@ -45,7 +52,7 @@ class CollectorSettings(StoreSettings, WriterSettings, Section):
     `tls_*` are of all its ports. With `tls_client_ca`, who connects needs a certificate that it vouches for.
     """
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     data: Directory = DATA / "store"
     otlp_http_port: int = Field(default=4318, ge=0, le=65535)
     otlp_grpc_port: int = Field(default=4317, ge=0, le=65535)
@@ -93,9 +100,9 @@ class SidecarSettings(Section):
     `previous_response_id`.
     """
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: int = Field(default=8088, ge=0, le=65535)
-    admin_host: str = "127.0.0.1"
+    admin_host: Host = "127.0.0.1"
     admin_port: int = Field(default=8089, ge=0, le=65535)
     data: Directory = DATA / "sidecar"
     weights: Directory = DATA / "weights"
@@ -179,7 +186,7 @@ class TenantSettings(Section):
 class VllmSettings(Section):
     """`[vllm]`: the engine that `tracegrad up --model` starts. `args` go to vLLM as they are."""
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     args: tuple[str, ...] = ()
 

@@ -11,11 +11,12 @@ import urllib3
 
 
 class Between(ThreadingHTTPServer):
-    """Passes requests on to a server, but for inserts, of which it does what `behaviours` say in turn.
+    """Passes requests on to a server, but for inserts of rows, of which it does what `behaviours` say in turn.
 
     `status text` answers so and passes nothing on; `lost` passes it on and breaks the connection; `cut` breaks it at
     once; `hang` does nothing until the end. `selects`
-    are such answers to other statements; `running`: what it says of `system.processes`, in turn.
+    are such answers to other statements, `tries` to inserts of no rows; `running`: what it says of `system.processes`,
+    in turn.
     """
 
     daemon_threads = True
@@ -28,6 +29,7 @@ class Between(ThreadingHTTPServer):
         self.behaviours: list[str] = []
         self.running: list[int] = []
         self.selects: list[str] = []
+        self.tries: list[str] = []
         self.inserts: list[tuple[dict[str, str], bytes]] = []
         self.kills: list[str] = []
         self.logins: set[str | None] = set()
@@ -41,11 +43,13 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Between
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: PLR0911 - one for each of what it does
         body = self.rfile.read(int(self.headers["Content-Length"]))
         between = self.server
         between.logins.add(self.headers["Authorization"])
         text = body[:400].decode(errors="replace")
+        if text.startswith("INSERT INTO otel.otlp") and body.endswith(b" FORMAT Protobuf\n"):
+            return self._refuse(between.tries.pop(0)) if between.tries else self._pass(body)
         if text.startswith("INSERT INTO otel.otlp"):
             parameters = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
             between.inserts.append((parameters, body))

@@ -7,6 +7,7 @@ import pytest
 from tracegrad import settings
 from tracegrad.errors import SettingsError
 from tracegrad.secret import Secret
+from tracegrad.services import as_environment
 
 MODEL = '[[model]]\nname = "a"\n'
 
@@ -71,3 +72,50 @@ def test_a_variable_that_is_not_set_is_named() -> None:
     for value, said in (("", "is empty in NOPE_KEY"), ("\u00e9", "is not ASCII in NOPE_KEY")):
         with pytest.raises(SettingsError, match=said):
             secret.read({"NOPE_KEY": value})
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "TRACEGRAD_COLLECTOR_TOKNE",
+            "unknown setting TRACEGRAD_COLLECTOR_TOKNE in the environment: [collector] has no such setting, "
+            "did you mean TRACEGRAD_COLLECTOR_TOKEN?",
+        ),
+        ("TRACEGRAD_SIDECAR_ADMIN_KEYFILE", "did you mean TRACEGRAD_SIDECAR_ADMIN_KEY_FILE?"),
+        ("TRACEGRAD_VLLM_QQQ", "there are host, port, args"),
+        ("TRACEGRAD_VLLM_WORKERS", "it belongs into [sidecar]"),
+    ],
+)
+def test_a_misspelt_variable_of_a_section_is_refused(tmp_path: Path, name: str, said: str) -> None:
+    (file := tmp_path / "tracegrad.toml").touch()
+    with pytest.raises(SettingsError) as caught:
+        settings.load(file, {name: "hush-hush"})
+    assert said in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+def test_other_variables_are_left_alone(tmp_path: Path) -> None:
+    (file := tmp_path / "tracegrad.toml").write_text(
+        '[collector]\ntoken_env = "TRACEGRAD_COLLECTOR_OWN"\n'
+        '[[tenant]]\nname = "a"\nkey_env = "TRACEGRAD_SIDECAR_OF_A"\n'
+    )
+    theirs = dict.fromkeys(
+        (
+            *("TRACEGRAD_RUN_SPAN", "TRACEGRAD_WEIGHTS_ROOT", "TRACEGRAD_ROLLOUT_ID", "TRACEGRAD_COLLECTORS"),
+            *("TRACEGRAD_COLLECTOR_OWN", "TRACEGRAD_SIDECAR_OF_A"),
+            *("TRACEGRAD_COLLECTOR_SERVICE_HOST", "TRACEGRAD_COLLECTOR_SERVICE_PORT_OTLP", "TRACEGRAD_COLLECTOR_PORT"),
+            "TRACEGRAD_COLLECTOR_PORT_4318_TCP_ADDR",
+        ),
+        "x",
+    )
+    ours = as_environment(settings.load(file, {}))
+    assert settings.load(file, theirs | ours).collector.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize("name", ["COLLECTOR_HOST", "SIDECAR_HOST", "SIDECAR_ADMIN_HOST", "VLLM_HOST"])
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_empty_host_is_refused(tmp_path: Path, name: str, value: str) -> None:
+    (file := tmp_path / "tracegrad.toml").touch()
+    with pytest.raises(SettingsError, match=r"host in .*: is empty: name an address"):
+        settings.load(file, {f"TRACEGRAD_{name}": value})

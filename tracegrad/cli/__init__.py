@@ -48,8 +48,9 @@ def main() -> None:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
     )
     # What matters of theirs, our own errors say in one line. (The level of "urllib3" itself the store's driver sets.)
-    for library in ("urllib3.connectionpool", "clickhouse_connect", "matplotlib"):
+    for library in ("urllib3.connectionpool", "matplotlib"):
         logging.getLogger(library).setLevel(logging.ERROR)
+    logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)  # its errors are tracebacks of what it raises
     try:
         app()
     except TracegradError as error:

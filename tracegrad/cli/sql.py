@@ -4,7 +4,7 @@ import os
 import sys
 import urllib.error
 import urllib.request
-from http.client import HTTPResponse
+from http.client import HTTPException, HTTPResponse
 from typing import Annotated
 from urllib.parse import unquote, urlencode, urlsplit
 
@@ -14,8 +14,17 @@ from tracegrad import settings
 from tracegrad.cli.options import AsJson, ConfigFile
 from tracegrad.errors import TracegradError, UnreachableError
 from tracegrad.loopback import open_url
+from tracegrad.no_answer import NoAnswer, no_answer
 from tracegrad.store_tls import context_of
 
+_ADVICE = {
+    NoAnswer.WANTS_TLS: "write https:// in TRACEGRAD_CLICKHOUSE",
+    NoAnswer.NO_TLS: "write http:// in TRACEGRAD_CLICKHOUSE",
+    NoAnswer.NOT_TRUSTED: "add ?ca_cert=FILE to TRACEGRAD_CLICKHOUSE, or set otlp_ca for a collector of your own",
+    NoAnswer.WANTS_CERTIFICATE: "add client_cert and client_cert_key to TRACEGRAD_CLICKHOUSE, or set otlp_cert and "
+    "otlp_key for a collector of your own",
+    NoAnswer.CLOSED: "ask again, or check TRACEGRAD_CLICKHOUSE, with https:// if it wants TLS",
+}
 EXAMPLE = 'Example: tracegrad sql "SELECT status, count() FROM rollouts GROUP BY status"'
 
 
@@ -39,6 +48,8 @@ def command(
             sys.stdout.flush()
         except BrokenPipeError:  # `| head` has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except HTTPException as error:
+            raise UnreachableError("the store's answer broke off: ask again") from error
 
 
 def _ask(url: str, query: bytes, parameters: dict[str, str]) -> HTTPResponse:
@@ -50,13 +61,27 @@ def _ask(url: str, query: bytes, parameters: dict[str, str]) -> HTTPResponse:
     if parts.username:
         request.add_header("X-ClickHouse-User", unquote(parts.username))
         request.add_header("X-ClickHouse-Key", unquote(parts.password or ""))
+    address = f"{bare.scheme}://{bare.netloc}"
     try:
         return open_url(request, tls=context_of(url))
     except urllib.error.HTTPError as error:
-        raise TracegradError(f"ClickHouse: {error.read().decode(errors='replace').strip()}") from error
-    except OSError as error:
+        said = error.read().decode(errors="replace").strip()
+        if "X-ClickHouse-Exception-Code" in error.headers or said.startswith("Code: "):
+            raise TracegradError(f"ClickHouse: {said}") from error
+        if error.code >= 500:  # by what is between us, as a balancer of load
+            raise UnreachableError(f"no store answers at {address} (HTTP status {error.code}): ask again") from error
+        raise _no_store(address) from error
+    except (OSError, HTTPException) as error:
+        why = no_answer(error)
+        if why is NoAnswer.NO_HTTP:
+            raise _no_store(address) from error
+        if why is not None:
+            raise UnreachableError(f"what answers at {address} {why.value}: {_ADVICE[why]}") from error
         reason = getattr(error, "reason", error)
-        address = f"{bare.scheme}://{bare.netloc}"
         raise UnreachableError(
             f"no store at {address} ({reason}): start one with `tracegrad collector`, or set TRACEGRAD_CLICKHOUSE"
         ) from error
+
+
+def _no_store(address: str) -> UnreachableError:
+    return UnreachableError(f"what answers at {address} is no ClickHouse HTTP interface: check TRACEGRAD_CLICKHOUSE")
