@@ -97,6 +97,7 @@ class Delivery:
                 self._stop.wait(LONGEST_RETRY_S)
                 continue
             if batch is None:
+                self.problem = None
                 self._wake.wait(IDLE_S)
                 continue
             try:

@@ -14,10 +14,10 @@ from spooled import die
 
 from collector import delivery as delivery_module
 from collector.chdb_store import ChdbStore
-from collector.delivery import Delivery
+from collector.delivery import Delivery, grouped
 from collector.engine import Engine
 from collector.migrations import Schema, apply
-from collector.rows import pieces
+from collector.rows import Piece, pieces
 from collector.signals import TRACES
 from collector.spool import Spool
 
@@ -177,6 +177,17 @@ def test_what_the_engine_reads_otherwise_than_protobuf_changes_nothing_but_itsel
         "StatusMessage",
         "SpanKind",
     }
+
+
+def test_inserts_are_bounded_in_rows_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = [
+        Piece(b"x" * size, number, number, count)
+        for number, (size, count) in enumerate([(40, 1), (40, 1), (200, 1), (10, 60), (10, 60), (10, 40), (10, 1)])
+    ]
+    monkeypatch.setattr(delivery_module, "INSERT_BYTES", 100)
+    monkeypatch.setattr(delivery_module, "INSERT_ROWS", 100)
+    groups = [[piece.first_id for piece in group] for group in grouped(cut)]
+    assert groups == [[0, 1], [2], [3], [4, 5], [6]]
 
 
 def test_a_request_whose_rows_are_a_thousand_times_its_size_arrives_and_stops_nobody(

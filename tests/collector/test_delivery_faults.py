@@ -60,12 +60,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-def deliver(store: Any, spool: Spool, signal: Signal = TRACES) -> None:
+def deliver(store: Any, spool: Spool, signal: Signal = TRACES, until: Callable[[], bool] = lambda: True) -> None:
     """Until nothing waits."""
     delivery = Delivery(store, signal, spool)
     delivery.start()
     try:
-        wait_until(lambda: not spool.figures().waiting_bytes)
+        wait_until(lambda: until() and not spool.figures().waiting_bytes)
         wait_until(lambda: delivery.problem is None)
     finally:
         delivery.stop(0)
@@ -197,7 +197,7 @@ def test_a_store_that_goes_away_while_the_refused_is_looked_for(away: set[int], 
 
 @pytest.mark.parametrize("longest", ["while it waits to try again", "while an insert is still at work"])
 def test_told_to_stop_in_a_pause_it_ends_and_the_batch_stays(
-    longest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    longest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = FaultyStore(first(10**9, MemoryError()))
     if longest == "while an insert is still at work":
@@ -211,6 +211,7 @@ def test_told_to_stop_in_a_pause_it_ends_and_the_batch_stays(
         wait_until(lambda: delivery.problem is not None)
         delivery.stop(0)
         assert spool.figures().waiting_records == 2
+        assert "Stopping" not in caplog.text
     store.fault, store.running = lambda rows: None, []
     with closing(Spool(tmp_path / "spool", max_bytes=1 << 30, fsync="off")) as again:
         assert again.figures().in_doubt_bytes == again.figures().waiting_bytes > 0
@@ -246,8 +247,10 @@ def test_taking_out_that_fails_is_tried_again_before_anything_is_inserted(
     assert store.calls.count("insert") == 2
 
 
-@pytest.mark.parametrize("method", ["read", "begin"])
-def test_a_spool_whose_disk_fails_for_a_while(method: str, spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("method", "names"), [("read", ["a"]), ("begin", ["a"]), ("read", [])])
+def test_a_spool_whose_disk_fails_for_a_while(
+    method: str, names: list[str], spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(delivery_module, "LONGEST_RETRY_S", 0.005)
     store, works, failures = FaultyStore(), getattr(spool, method), [OSError(5, "Input/output error")] * 2
 
@@ -257,10 +260,10 @@ def test_a_spool_whose_disk_fails_for_a_while(method: str, spool: Spool, monkeyp
         return works(argument)
 
     monkeypatch.setattr(spool, method, fails)
-    spool.append([request("a")])
-    deliver(store, spool)
-    assert failures == []
-    assert store.names == ["a"]
+    for name in names:
+        spool.append([request(name)])
+    deliver(store, spool, until=lambda: not failures)
+    assert store.names == names
 
 
 def test_metrics_are_decoded_before_the_engine_sees_them(spool: Spool) -> None:
