@@ -10,6 +10,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -38,7 +39,7 @@ MAX_URL_BYTES = 1 << 20
 
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises PortInUseError, or TracegradError where the store cannot be opened."""
-    chosen = settings.collector
+    chosen = _absolute(settings.collector)
     token, tls = None if chosen.secret is None else chosen.secret.read(), load_tls(chosen)
     if token is None and not is_loopback(chosen.host):
         log.warning("whoever reaches %s may send: set token of [collector], or keep the port private", chosen.host)
@@ -50,6 +51,12 @@ def run(settings: Settings) -> None:
     ):
         runner.run(_Serving(chosen, ports, opened, road, token, tls).serve())
     log.info("collector stopped data=%s", chosen.data)
+
+
+def _absolute(chosen: CollectorSettings) -> CollectorSettings:
+    """With whole paths: the process goes to stand in its store."""
+    paths = {name: value.absolute() for name, value in chosen if isinstance(value, Path)}
+    return chosen.model_copy(update=paths)
 
 
 @dataclass(frozen=True)

@@ -112,3 +112,19 @@ def test_a_store_that_cannot_be_is_refused_in_one_line(tmp_path: Path, command_l
 def test_the_engine_is_never_at_work_on_a_full_disk(collector: Any) -> None:
     kept = int(collector.sql("SELECT keep_free_space FROM system.disks WHERE name = 'default'"))
     assert 0 < kept < KEEP_FREE_BYTES
+
+
+def test_a_relative_directory_is_where_the_collector_was_started(tmp_path: Path, command_line: Any) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command_line(Path("kept/store")), cwd=tmp_path, stderr=output)
+    try:
+        while "collector ready" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.05)
+        found = {path.name for path in (tmp_path / "kept" / "store").iterdir()}
+        assert {"spool", "writer.password"} <= found
+        assert "kept" not in found
+    finally:
+        process.kill()
+        process.wait(20)

@@ -60,7 +60,7 @@ def test_all_signals_become_rows_of_the_server(
         eventually(collector, f"SELECT sum(Value) FROM otel_metrics_gauge WHERE MetricName = '{name}'", "1.5")
 
 
-@pytest.mark.parametrize("behaviour", ["lost", "cut", "500 Code: 241. DB::Exception: Memory limit exceeded", "502 "])
+@pytest.mark.parametrize("behaviour", ["lost", "cut", "500 Code: 243. DB::Exception: Not enough space", "502 "])
 def test_what_got_no_good_answer_is_there_once(
     collector: Any, start: Callable[..., Any], tmp_path: Path, behaviour: str
 ) -> None:
