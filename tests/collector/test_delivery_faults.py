@@ -195,20 +195,19 @@ def test_a_store_that_goes_away_while_the_refused_is_looked_for(away: set[int], 
     assert spool.figures().losses.refused_records == 1
 
 
-@pytest.mark.parametrize("longest", ["while it waits to try again", "while an insert is still at work"])
+@pytest.mark.parametrize("problem", ["MemoryError()", "an insert of traces is still at work"])
 def test_told_to_stop_in_a_pause_it_ends_and_the_batch_stays(
-    longest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = FaultyStore(first(10**9, MemoryError()))
-    if longest == "while an insert is still at work":
-        store.running = [True] * 10**6
-    else:
+    store.running = [True] * 10**6
+    if problem == "MemoryError()":  # it waits to try again
         monkeypatch.setattr(delivery_module, "FIRST_RETRY_S", 600.0)
     with closing(Spool(tmp_path / "spool", max_bytes=1 << 30, fsync="off")) as spool:
         spool.append([request("a", "b"), request("c")])
         delivery = Delivery(store, TRACES, spool)
         delivery.start()
-        wait_until(lambda: delivery.problem is not None)
+        wait_until(lambda: delivery.problem == problem)
         delivery.stop(0)
         assert spool.figures().waiting_records == 2
         assert "Stopping" not in caplog.text
