@@ -65,24 +65,27 @@ ALTER TABLE otel.otel_traces MATERIALIZE COLUMN AgentName, MATERIALIZE COLUMN Gr
 -- One row is one trace, whose spans are known by their places in arrays. `parents`: the place of each span's parent or, where
 -- that is not there, its own. `missing`: a number that tells a parent that is not there from others; 0 for none. A span that
 -- was delivered twice has two places.
+-- `spans` is one array of all that is told of a span, because the order of two need not be the same: where a column is stored
+-- sparsely, groupArray takes what it holds first.
 -- To look something up, all that stands somewhere and all who ask are sorted together, and each who asks takes what stands
 -- before it: a lambda that held an array would copy it for every span. `asked`: an id, whether it is asked for, and a place.
 CREATE OR REPLACE VIEW otel.trace_spans AS
 SELECT
-    trace_id, span_ids, parent_span_ids, span_names, services, places, starts, ends, are_calls, names, nodes,
+    trace_id, spans, places,
     toUInt32(ceil(log2(length(places) + 1))) AS steps,
     arrayMap((parent, place) -> if(parent = 0, place, parent), known_parents, places) AS parents,
-    arrayMap((parent, id) -> if(parent = 0 AND id != 0, toUInt32(1 + id % 4294967291), toUInt32(0)), known_parents, parent_ids) AS missing
+    arrayMap(
+        (parent, span) -> if(parent = 0 AND span.2 != 0, toUInt32(1 + span.2 % 4294967291), toUInt32(0)),
+        known_parents, spans) AS missing
 FROM
 (
     WITH
         arraySort(arrayConcat(
-            arrayMap((id, place) -> bitShiftLeft(toUInt128(id), 64) + place, ids, places),
-            arrayMap((id, place) -> bitShiftLeft(toUInt128(id), 64) + 4294967296 + place, parent_ids, places))) AS asked,
+            arrayMap((span, place) -> bitShiftLeft(toUInt128(span.1), 64) + place, spans, places),
+            arrayMap((span, place) -> bitShiftLeft(toUInt128(span.2), 64) + 4294967296 + place, spans, places))) AS asked,
         arrayFill(one -> toUInt64(one) < 4294967296, asked) AS standing
     SELECT
-        trace_id, span_ids, parent_span_ids, span_names, services, starts, ends, are_calls, names, nodes, parent_ids,
-        arrayEnumerate(ids) AS places,
+        trace_id, spans, arrayEnumerate(spans) AS places,
         arrayMap(answer -> toUInt32(bitAnd(answer, 4294967295)), arraySort(arrayFilter(answer -> answer != 0, arrayMap(
             (one, found) -> if(toUInt64(one) < 4294967296, 0, bitShiftLeft(bitAnd(toUInt64(one), 4294967295), 32) + if(
                 bitShiftRight(one, 64) = bitShiftRight(found, 64) AND toUInt64(found) < 4294967296, toUInt64(found), 0)),
@@ -91,17 +94,15 @@ FROM
     (
         SELECT
             TraceId AS trace_id,
-            groupArray(SpanId) AS span_ids,
-            groupArray(ParentSpanId) AS parent_span_ids,
-            groupArray(SpanName) AS span_names,
-            groupArray(ServiceName) AS services,
-            groupArray(cityHash64(SpanId)) AS ids,
-            groupArray(if(ParentSpanId IN ('', '0000000000000000'), 0, cityHash64(ParentSpanId))) AS parent_ids,
-            groupArray(toUnixTimestamp64Nano(Timestamp)) AS starts,
-            groupArray(toUnixTimestamp64Nano(Timestamp) + toInt64(Duration)) AS ends,
-            groupArray(IsLlmCall) AS are_calls,
-            groupArray(AgentName) AS names,
-            groupArray(GraphNode) AS nodes
+            -- Hashes of its id and of its parent's, its id where it is a sampled choice, agent, node, start, end.
+            groupArray((
+                cityHash64(SpanId),
+                if(ParentSpanId IN ('', '0000000000000000'), 0, cityHash64(ParentSpanId)),
+                if(IsLlmCall, SpanId, ''),
+                toString(AgentName),
+                toString(GraphNode),
+                toUnixTimestamp64Nano(Timestamp),
+                toUnixTimestamp64Nano(Timestamp) + toInt64(Duration))) AS spans
         FROM otel.otel_traces
         GROUP BY TraceId
     )
@@ -150,14 +151,14 @@ FROM
         arrayFilter(call -> call.2 = '' AND call.4 != 0, calls) AS orphans,
         -- Which agents were at work: from, to, name, the missing parent above, what is next above; in order of time.
         arraySort(arrayDistinct(arrayFilter(one -> one.3 != '' AND notEmpty(orphans), arrayZip(
-            starts, ends, names, missing_above,
+            spans.6, spans.7, names, missing_above,
             arrayMap(
                 (parent, place, over) -> if(parent = place, 0, over),
                 parents, places, arrayResize(answered(asked(if(empty(orphans), [], parents), above)), length(places))))))) AS at_work
     FROM
     (
         SELECT
-            trace_id, starts, ends, names, parents, places, above, missing_above,
+            trace_id, spans, names, parents, places, above, missing_above,
             -- Span, agent or node, start, the missing parent above.
             arrayZip(
                 chosen.1,
@@ -170,8 +171,10 @@ FROM
         FROM
         (
             SELECT
-                trace_id, starts, ends, names, nodes, parents, places, above, missing_above,
-                arrayFilter((one, is_call) -> is_call, arrayZip(span_ids, above, node_above, starts, missing_above), are_calls) AS chosen
+                trace_id, spans, names, nodes, parents, places, above, missing_above,
+                arrayFilter(
+                    one -> one.1 != '',
+                    arrayZip(spans.3, above, node_above, spans.6, missing_above)) AS chosen
             FROM
             (
                 -- Where there are no nodes, and where no parent is missing, there is nothing to look for.
@@ -179,16 +182,18 @@ FROM
                     if(arrayExists(node -> node != '', nodes), parents, []) AS parents_with_nodes,
                     if(arrayExists(number -> number != 0, missing), parents, []) AS parents_with_missing
                 SELECT
-                    trace_id, span_ids, places, starts, ends, are_calls, names, nodes, parents,
-                    end_of_way(arrayMap((parent, name, place) -> if(name != '', place, parent), parents, names, places), steps) AS above,
+                    trace_id, spans, spans.4 AS names, spans.5 AS nodes, places, parents,
+                    end_of_way(
+                        arrayMap((parent, name, place) -> if(name != '', place, parent), parents, names, places), steps) AS above,
                     arrayResize(end_of_way(arrayMap(
                         (parent, node, place) -> if(node != '', place, parent),
                         parents_with_nodes,
                         arrayResize(nodes, length(parents_with_nodes)),
                         arrayEnumerate(parents_with_nodes)), steps), length(places)) AS node_above,
-                    arrayResize(answered(asked(end_of_way(parents_with_missing, steps), missing)), length(places)) AS missing_above
+                    arrayResize(
+                        answered(asked(end_of_way(parents_with_missing, steps), missing)), length(places)) AS missing_above
                 FROM otel.trace_spans
-                WHERE has(are_calls, true) AND arrayExists((name, node) -> name != '' OR node != '', names, nodes)
+                WHERE arrayExists(span -> span.3 != '', spans) AND arrayExists(span -> span.4 != '' OR span.5 != '', spans)
             )
         )
     )

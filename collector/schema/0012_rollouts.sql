@@ -197,7 +197,14 @@ RIGHT ANY JOIN otel.rollout_outcomes AS outcomes
 -- itself. Spans in a circle have no root.
 CREATE OR REPLACE VIEW otel.span_tree AS
 WITH
-    -- As in `trace_agents`.
+    -- As in `trace_spans` and `trace_agents`.
+    ((spans, places) -> arraySort(arrayConcat(
+        arrayMap((span, place) -> bitShiftLeft(toUInt128(span.1), 64) + place, spans, places),
+        arrayMap((span, place) -> bitShiftLeft(toUInt128(span.2), 64) + 4294967296 + place, spans, places)))) AS asked_parents,
+    (together -> arrayMap(answer -> toUInt32(bitAnd(answer, 4294967295)), arraySort(arrayFilter(answer -> answer != 0, arrayMap(
+        (one, found) -> if(toUInt64(one) < 4294967296, 0, bitShiftLeft(bitAnd(toUInt64(one), 4294967295), 32) + if(
+            bitShiftRight(one, 64) = bitShiftRight(found, 64) AND toUInt64(found) < 4294967296, toUInt64(found), 0)),
+        together, arrayFill(one -> toUInt64(one) < 4294967296, together)))))) AS answered_parents,
     ((at, numbers) -> arraySort(arrayConcat(
         arrayMap((number, place) -> bitShiftLeft(toUInt64(place), 33) + number, numbers, arrayEnumerate(numbers)),
         arrayMap((asked, place) -> bitShiftLeft(toUInt64(asked), 33) + 4294967296 + place, at, arrayEnumerate(at))))) AS asked,
@@ -206,38 +213,68 @@ WITH
         together, arrayFill(one -> NOT bitTest(one, 32), together)))))) AS answered
 SELECT
     rollouts.rollout_id AS rollout_id, rollouts.attempt AS attempt, rollouts.trace_id AS trace_id,
-    spans.span.1 AS span_id, spans.span.2 AS parent_span_id, spans.span.3 AS name, spans.span.4 AS service,
-    fromUnixTimestamp64Nano(spans.span.5) AS started_at, fromUnixTimestamp64Nano(spans.span.6) AS ended_at,
-    spans.span.7 AS root_span_id, spans.span.8 AS depth
+    traces.span.1.3 AS span_id, traces.span.1.4 AS parent_span_id, traces.span.1.5 AS name, traces.span.1.6 AS service,
+    fromUnixTimestamp64Nano(traces.span.1.7) AS started_at, fromUnixTimestamp64Nano(traces.span.1.8) AS ended_at,
+    traces.span.2 AS root_span_id, traces.span.3 AS depth
 FROM
 (
-    SELECT trace_id, arrayJoin(arrayDistinct(arrayZip(
-        span_ids, parent_span_ids, span_names, services, starts, ends,
-        -- The id of the span at the end of the way.
-        arrayMap(answer -> answer.2, arraySort(arrayFilter(answer -> answer.1 != 0, arrayMap(
-            (one, standing) -> (one.2, if(standing.1 = one.1, standing.3, '')), asked_ids, arrayFill(one -> one.2 = 0, asked_ids))))),
-        arrayMap((depth, is_round) -> if(is_round, 0, depth), way.2, in_circles)))) AS span
+    SELECT
+        trace_id,
+        arrayJoin(arrayDistinct(arrayZip(
+            spans,
+            -- The id of the span at the end of the way.
+            arrayMap(answer -> answer.2, arraySort(answer -> answer.1, arrayFilter(answer -> answer.1 != 0, arrayMap(
+                (one, standing) -> (one.2, if(standing.1 = one.1, standing.3, '')),
+                asked_ids, arrayFill(one -> one.2 = 0, asked_ids))))),
+            arrayMap((depth, is_round) -> if(is_round, 0, depth), way.2, in_circles)))) AS span
     FROM
     (
         SELECT
-            *,
-            arrayMap((end, beyond) -> end != beyond, way.1, answered(asked(way.1, parents))) AS in_circles,
+            trace_id, spans, way, in_circles,
             arraySort(one -> bitShiftLeft(toUInt64(one.1), 32) + one.2, arrayConcat(
-                arrayMap((place, id) -> (place, toUInt32(0), id), places, span_ids),
+                arrayMap((place, span) -> (place, toUInt32(0), span.3), places, spans),
                 arrayMap((end, is_round, place) -> (if(is_round, 0, end), place, ''), way.1, in_circles, places))) AS asked_ids
         FROM
         (
             SELECT
-                trace_id, span_ids, parent_span_ids, span_names, services, starts, ends, places, parents,
-                arrayFold(
-                    (reached, step) -> (
-                        answered(asked(reached.1, reached.1)),
-                        arrayMap((passed, further) -> toUInt32(passed + further), reached.2, answered(asked(reached.1, reached.2)))),
-                    range(steps),
-                    (parents, arrayMap((parent, place) -> toUInt32(parent != place), parents, places))) AS way
-            FROM otel.trace_spans
+                trace_id, spans, places, way,
+                arrayMap((end, beyond) -> end != beyond, way.1, answered(asked(way.1, parents))) AS in_circles
+            FROM
+            (
+                SELECT
+                    trace_id, spans, places, parents,
+                    arrayFold(
+                        (reached, step) -> (
+                            answered(asked(reached.1, reached.1)),
+                            arrayMap(
+                                (passed, further) -> toUInt32(passed + further),
+                                reached.2, answered(asked(reached.1, reached.2)))),
+                        range(toUInt32(ceil(log2(length(places) + 1)))),
+                        (parents, arrayMap((parent, place) -> toUInt32(parent != place), parents, places))) AS way
+                FROM
+                (
+                    SELECT
+                        trace_id, spans, arrayEnumerate(spans) AS places,
+                        arrayMap(
+                            (parent, place) -> if(parent = 0, place, parent),
+                            answered_parents(asked_parents(spans, places)), places) AS parents
+                    FROM
+                    (
+                        SELECT
+                            TraceId AS trace_id,
+                            groupArray((
+                                cityHash64(SpanId),
+                                if(ParentSpanId IN ('', '0000000000000000'), 0, cityHash64(ParentSpanId)),
+                                SpanId, ParentSpanId, toString(SpanName), toString(ServiceName),
+                                toUnixTimestamp64Nano(Timestamp),
+                                toUnixTimestamp64Nano(Timestamp) + toInt64(Duration))) AS spans
+                        FROM otel.otel_traces
+                        GROUP BY TraceId
+                    )
+                )
+            )
         )
     )
-) AS spans
+) AS traces
 INNER JOIN (SELECT DISTINCT rollout_id, attempt, trace_id FROM otel.rollout_spans) AS rollouts
-    ON rollouts.trace_id = spans.trace_id;
+    ON rollouts.trace_id = traces.trace_id;

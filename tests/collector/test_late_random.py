@@ -3,7 +3,7 @@
 import json
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -170,3 +170,24 @@ def test_the_tree_is_that_of_a_walk(store: Connection, broken: bool, data: st.Da
         places[span.id] = (span.parent, way[-1].id if ends else "", len(way) - 1 if ends else 0)
     assert {row["span_id"]: (row["parent_span_id"], row["root_span_id"], row["depth"]) for row in rows} == places
     assert {row["trace_id"] for row in rows} <= {trace_id}
+
+
+def test_calls_are_found_among_many_spans_that_are_none(store: Connection) -> None:
+    """A column that is nearly always its default is stored sparsely: it must not get out of step with the others."""
+    store.query(
+        "INSERT INTO otel.otel_traces (Timestamp, TraceId, SpanId, SpanName) "
+        "SELECT fromUnixTimestamp64Nano(1790000000000000000), 'crowd', hex(number), 'span' FROM numbers(20000)"
+    )
+    plain = Recorded("", "", "", "", 0, 0, is_call=False)
+    steps = [replace(plain, id="c" * 16, agent="planner")]
+    for index in range(4):
+        steps.append(replace(plain, id=f"a{index:015x}", parent=steps[-1].id))
+    call = replace(plain, id="b" * 16, parent=steps[-1].id, is_call=True, start=1, length=1)
+    trace_id, rollout_id = insert(store, {span.id: span for span in (*steps, call)})
+    store.query("OPTIMIZE TABLE otel.otel_traces FINAL")
+    for by in (f"trace_id = '{trace_id}'", f"rollout_id = '{rollout_id}'"):
+        assert asked(store, f"SELECT span_id, agent FROM otel.llm_calls WHERE {by}") == [
+            {"span_id": call.id, "agent": "planner"}
+        ]
+        depths = {row["span_id"]: row["depth"] for row in asked(store, f"SELECT * FROM otel.span_tree WHERE {by}")}
+        assert depths == {span.id: depth for depth, span in enumerate((*steps, call))}
