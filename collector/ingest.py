@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 THREAD_BYTES = 1 << 18
 """Larger bodies are worked on in a thread: the event loop has others to serve."""
+ROWS_BYTES = 1 << 30
+"""Of resources and scopes in the rows of one request: a small one could keep the store busy for hours."""
 FULL_RETRY_S = 5.0
 """A spool that is full empties at the speed of the store."""
 SYNC_S = 1.0
@@ -144,19 +147,38 @@ class Ingest:
 def checked(signal: Signal, body: bytes) -> tuple[bytes, Rejected | None]:
     """An export request of this signal as it is, or without the records that are no protobuf.
 
-    Raises MalformedError where nothing of it is well formed.
+    Raises MalformedError where nothing of it is well formed, TooLargeError where its rows would be many times its size.
     """
+    rejected = None
     try:
-        signal.request.FromString(body)
+        request = signal.request.FromString(body)
     except DecodeError as error:
         try:
-            of_bytes(signal.request).FromString(body)  # a string that is no UTF-8 is taken as it is
+            request = of_bytes(signal.request).FromString(body)  # a string that is no UTF-8 is taken as it is
         except DecodeError:
             try:
-                part, others = well_formed(signal.request, body)
+                body, others = well_formed(signal.request, body)
             except DecodeError:
                 others = 0
-            if not others or not count_records(signal.name, part, 0):
+            if not others or not count_records(signal.name, body, 0):
                 raise MalformedError(f"the body is not an OTLP {signal.name} export request: {error}") from error
-            return part, Rejected(others, f"{others} of its records are no protobuf; the others are stored")
-    return body, None
+            request = of_bytes(signal.request).FromString(body)
+            rejected = Rejected(others, f"{others} of its records are no protobuf; the others are stored")
+    if (size := _shared_bytes(signal, request)) > ROWS_BYTES:
+        raise TooLargeError(
+            f"each record is stored with its resource and scope, which makes {size} bytes of this request: send fewer "
+            "records at once, or less with each resource"
+        )
+    return body, rejected
+
+
+def _shared_bytes(signal: Signal, request: Any) -> int:
+    """What resources and scopes come to when each record has its own."""
+    of_resource = signal.request.DESCRIPTOR.fields_by_number[1]
+    of_scope = of_resource.message_type.fields_by_number[2]
+    records = of_scope.message_type.fields_by_number[2].name
+    return sum(
+        (resource.resource.ByteSize() + scope.scope.ByteSize()) * len(getattr(scope, records))
+        for resource in getattr(request, of_resource.name)
+        for scope in getattr(resource, of_scope.name)
+    )

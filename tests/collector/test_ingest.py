@@ -14,7 +14,7 @@ from otlp_rows import field
 from spooled import drain
 
 from collector import ingest as ingest_module
-from collector.ingest import THREAD_BYTES, Ingest, TooLargeError, UnavailableError
+from collector.ingest import THREAD_BYTES, Ingest, TooLargeError, UnavailableError, checked
 from collector.nested import MalformedError
 from collector.signals import METRICS, SIGNALS, TRACES, Signal
 from collector.spool import Spool
@@ -265,3 +265,16 @@ async def test_a_sender_that_goes_away_does_not_stop_the_others(
             assert await asyncio.gather(tasks[0], tasks[2]) == [None, None]
             await ingest.store(request("afterwards"))
         assert len(drain(spool)) == 4
+
+
+def test_a_request_whose_rows_would_be_a_thousand_times_its_size_is_refused() -> None:
+    request = ExportTraceServiceRequest()
+    spans = request.resource_spans.add()
+    spans.resource.attributes.add(key="large").value.string_value = "x" * 100_000
+    scope = spans.scope_spans.add()
+    for _ in range(20_000):
+        scope.spans.add()
+    with pytest.raises(TooLargeError, match="send fewer records at once"):
+        checked(TRACES, request.SerializeToString())
+    del scope.spans[5_000:]
+    assert checked(TRACES, body := request.SerializeToString()) == (body, None)
