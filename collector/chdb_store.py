@@ -3,11 +3,14 @@
 import threading
 from collections.abc import Iterable, Mapping
 
+from collector import clickhouse_memory
 from collector.engine import Connection, Engine
 from collector.memory_file import MemoryFile
 from collector.signals import Signal
 from collector.store import Answer
 
+MOST_BYTES = 960 << 20
+"""Of the process after an insert. What the next one would find ready is given back above it."""
 _INSERT_SETTINGS = {"max_threads": "1", "max_insert_threads": "1"}
 
 
@@ -37,6 +40,8 @@ class ChdbStore:
             raise
         with self._lock:
             self._idle.append(inserter)
+        if clickhouse_memory.resident_bytes() > MOST_BYTES:
+            clickhouse_memory.relieve(self._engine)
 
     def query(self, sql: str, output_format: str = "TabSeparated", params: Mapping[str, str] | None = None) -> Answer:
         """Run one statement. Raises EngineError."""

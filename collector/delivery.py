@@ -29,9 +29,9 @@ from collector.store import Store, StoreError
 
 log = logging.getLogger(__name__)
 
-BATCH_BYTES = 48 << 20
+BATCH_BYTES = 32 << 20
 """Of requests that are taken from the spool at once."""
-INSERT_BYTES, INSERT_ROWS = 48 << 20, 1 << 16
+INSERT_BYTES, INSERT_ROWS = 32 << 20, 1 << 16
 """Of rows in one insert: each has the whole of its resource, so these may be many times what a batch is."""
 GATHER_S: Final = 0.02
 INTERVAL_S = 0.2

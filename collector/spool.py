@@ -29,7 +29,7 @@ from tracegrad.settings import Fsync
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 << 20
-CACHE_BYTES = 64 << 20
+CACHE_BYTES = 32 << 20
 ASIDE_BYTES = 256 << 20
 _SEGMENT_BITS = -1 << 31
 """Of a request's numbers: the rest tells places in the segment apart."""
