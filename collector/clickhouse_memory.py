@@ -5,6 +5,7 @@ same pages again. Beside big queries that would be as much again as the statemen
 the process it is purged.
 """
 
+import ctypes
 import logging
 import os
 from pathlib import Path
@@ -16,6 +17,8 @@ log = logging.getLogger(__name__)
 MOST_BYTES = 800 << 20
 LOOK_S = 0.05
 _RESIDENT = Path("/proc/self/statm")
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+"""Of glibc: large requests, freed in another thread than they came in, leave holes that it keeps."""
 
 
 def is_high() -> bool:
@@ -24,7 +27,9 @@ def is_high() -> bool:
 
 
 def relieve(engine: Engine) -> None:
-    """Blocks for some milliseconds."""
+    """What the engine has freed, and what Python and gRPC have. Blocks for some milliseconds."""
+    if _trim is not None:
+        _trim(0)
     try:
         with engine.connection() as connection:
             connection.query("SYSTEM JEMALLOC PURGE")
