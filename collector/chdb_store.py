@@ -9,7 +9,7 @@ from collector.memory_file import MemoryFile
 from collector.signals import Signal
 from collector.store import Answer
 
-MOST_BYTES = 960 << 20
+MOST_BYTES = 768 << 20
 """Of the process after an insert. What the next one would find ready is given back above it."""
 _INSERT_SETTINGS = {"max_threads": "1", "max_insert_threads": "1"}
 

@@ -18,7 +18,7 @@ from collector.rpc_status import INVALID_ARGUMENT, LONGEST_MESSAGE, retry_info, 
 from collector.tls import Tls
 from tracegrad.errors import PortInUseError
 
-READS = 8
+READS = 4
 """At a time: gRPC does not say how large a message is before it has it, so each may be as large as any may be."""
 STREAMS = 256
 """Requests at a time on one connection; further ones wait at the client."""
