@@ -5,9 +5,8 @@ a time. Opening one takes about 0.3 ms, so settings and temporary tables of one 
 """
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from collector.directory_lock import hold
@@ -50,6 +49,9 @@ class Connection:
         try:
             result = self._connection.query(sql, output_format, params=dict(params or {}))
         except RuntimeError as error:
+            # What the statement had written of its answer is still there, and would begin the next one's.
+            with suppress(RuntimeError):
+                self._connection.query("SELECT 1", "Null")
             raise EngineError(str(error)) from error
         return Answer(
             result.bytes() or b"",
@@ -59,15 +61,6 @@ class Connection:
             result.bytes_written(),
             result.elapsed(),
         )
-
-    def insert(self, into: str, settings: str, input_format: str, data: bytes) -> Answer:
-        """Insert `data`: `into` is the statement up to its SETTINGS clause. Raises EngineError, and nothing is in.
-
-        The bytes travel as a file in memory because chDB has no better way in: `send_insert` swallows every error
-        that comes after parsing (a constraint, a full disk, a view that throws), and inline data loses leading bytes.
-        """
-        with _readable(data) as path:
-            return self.query(f"{into} FROM INFILE '{path}' {settings} FORMAT {input_format}")
 
     def watch(self, on_progress: Callable[[Mapping[str, int]], None] | None) -> None:
         """Call `on_progress` with what a running statement has read so far, some times a second, in any thread."""
@@ -132,21 +125,3 @@ class Engine:
         """Let another process open the directory. All connections must be closed."""
         self._root.close()
         self._lock.close()
-
-
-@contextmanager
-def _readable(data: bytes) -> Iterator[str]:
-    """A path under which the engine, in this process, reads `data`. In memory where the system can."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("insert")
-        try:
-            with open(descriptor, "wb", closefd=False) as file:
-                file.write(data)
-            yield f"/proc/self/fd/{descriptor}"
-        finally:
-            os.close(descriptor)
-    else:
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(data)
-            file.flush()
-            yield file.name

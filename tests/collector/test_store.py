@@ -77,3 +77,10 @@ def test_the_official_exporter_can_insert_as_it_is(tmp_path: Path) -> None:
         assert connection.query(asked).body == b"0.5\t[5,6]\n"
         lookup = "SELECT TraceId, End >= Start FROM otel.otel_traces_trace_id_ts"
         assert connection.query(lookup).body == b"t\t1\n"
+
+
+def test_what_a_failed_statement_had_answered_does_not_begin_the_next_answer(tmp_path: Path) -> None:
+    with Engine(tmp_path / "store") as engine, engine.connection() as connection:
+        with pytest.raises(EngineError, match="Code: 395"):
+            connection.query("SELECT number, throwIf(number = 1000000) FROM numbers(2000000)")
+        assert connection.query("SELECT 1").body == b"1\n"
