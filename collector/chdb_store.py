@@ -40,7 +40,7 @@ class ChdbStore:
             raise
         with self._lock:
             self._idle.append(inserter)
-        if clickhouse_memory.resident_bytes() > MOST_BYTES:
+        if clickhouse_memory.is_high(MOST_BYTES):
             clickhouse_memory.relieve(self._engine)
 
     def query(self, sql: str, output_format: str = "TabSeparated", params: Mapping[str, str] | None = None) -> Answer:

@@ -76,7 +76,7 @@ class Delivery:
         """Deliver what is waiting, for at most about `within_s`; the rest stays in the spool. Blocks."""
         deadline = time.monotonic() + within_s
         while self.problem is None and self._thread.is_alive() and time.monotonic() < deadline:
-            if not self._spool.figures().waiting_bytes:
+            if not self._spool.waiting_bytes:
                 break
             self._wake.set()
             time.sleep(0.02)
@@ -109,7 +109,7 @@ class Delivery:
         """Wait for more, unless there is enough for a batch."""
         self._wake.clear()
         until = max(began + INTERVAL_S, time.monotonic() + GATHER_S)
-        while (left := until - time.monotonic()) > 0 and self._spool.figures().waiting_bytes < BATCH_BYTES:
+        while (left := until - time.monotonic()) > 0 and self._spool.waiting_bytes < BATCH_BYTES:
             if self._stop.wait(min(left, GATHER_S)):
                 return
 

@@ -146,7 +146,10 @@ def resident_bytes() -> float | None:
         return None
     import resource
 
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
     return float(pages * resource.getpagesize())
 
 

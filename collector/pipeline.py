@@ -45,7 +45,7 @@ class Pipeline:
     @property
     def waiting_bytes(self) -> int:
         """Acknowledged and not in the store yet."""
-        return sum(line.spool.figures().waiting_bytes for line in self._lines)
+        return sum(line.spool.waiting_bytes for line in self._lines)
 
     @property
     def problem(self) -> str | None:
@@ -111,7 +111,7 @@ def _spool(directory: Path, chosen: CollectorSettings) -> Spool:
 
 
 def _show(signal: Signal, spool: Spool) -> None:
-    metrics.SPOOL_BYTES.read(lambda: spool.figures().waiting_bytes, signal.name)
+    metrics.SPOOL_BYTES.read(lambda: spool.waiting_bytes, signal.name)
     metrics.SPOOL_SEGMENTS.read(lambda: spool.figures().segments, signal.name)
     metrics.SPOOL_OLDEST.read(lambda: spool.figures().oldest_age_s, signal.name)
     for kind in fields(Losses):

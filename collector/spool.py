@@ -227,6 +227,12 @@ class Spool:
         with self._lock:
             return self._files.end
 
+    @property
+    def waiting_bytes(self) -> int:
+        """What is not done: `figures` without looking further."""
+        with self._lock:
+            return self._waiting_bytes
+
     def waits_for(self, end: Position) -> bool:
         """Whether something before `end` is not done."""
         with self._lock:

@@ -210,12 +210,7 @@ def notes(plan: Plan, cores: machine.Cores, found: Found) -> list[str]:
     said = [f"load average {found.load_average:.2f} before; {cores.total} cores, one of them the collector's"]
     if plan.spans < LEAST_SPANS:
         said.append(f"loads of less than {LEAST_SPANS:,} spans show that the bench works, and little else")
-    if not machine.LINUX:
-        said.append("CPU time and memory of processes are read from /proc, which only Linux has: not known here")
-    if not cores.proxy:
-        said.append("processes cannot be kept on chosen cores here: rates are those of all cores")
-    elif cores.total == 1:
-        said.append("there is one core for everything: rates and latencies are those of collector and load together")
+    said += machine.shortcomings(cores, "collector")
     if found.counted.per_s < 2 * (found.large.median(_per_s) or 0.0):
         said.append(f"the load generator sends {found.counted.per_s:,.0f} spans/s to a {COUNTER}: too few to be sure")
     if found.recovery.per_s is None:

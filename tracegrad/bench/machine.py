@@ -138,3 +138,15 @@ def describe() -> dict[str, str | int]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }
+
+
+def shortcomings(cores: Cores, measured: str) -> list[str]:
+    """What this machine does not let us tell, or keep apart, of the `measured` process."""
+    said = []
+    if not LINUX:
+        said.append("CPU time and memory of processes are read from /proc, which only Linux has: not known here")
+    if not cores.proxy:
+        said.append("processes cannot be kept on chosen cores here: rates are those of all cores")
+    elif cores.total == 1:
+        said.append(f"there is one core for everything: rates and latencies are those of {measured} and load together")
+    return said

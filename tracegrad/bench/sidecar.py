@@ -195,12 +195,7 @@ def _notes(plan: Plan, cores: machine.Cores, phases: _Phases) -> list[str]:
     notes = []
     if plan.seconds < LEAST_S:
         notes.append(f"loads of less than {LEAST_S:g} s show that the bench works, and little else: leave out --quick")
-    if not machine.LINUX:
-        notes.append("CPU time and memory of processes are read from /proc, which only Linux has: not known here")
-    if not cores.proxy:
-        notes.append("processes cannot be kept on chosen cores here: rates are those of all cores")
-    elif cores.total == 1:
-        notes.append("there is one core for everything: rates and latencies are those of proxy and load together")
+    notes += machine.shortcomings(cores, "proxy")
     others = _others(phases)
     if others is not None and others > BUSY:
         notes.append(
