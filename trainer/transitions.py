@@ -26,6 +26,8 @@ class Call:
     `started_ns`: unix time. `policy_version`: None when no single version is known. `response_id`: shared by
     the choices of one request; empty when unknown. `retry_count`: the client's number of this try, 0 for the
     first. `sampling`: JSON text, empty when it was not recorded. `input_hash`: of the request's messages.
+    `tool_call_ids`: of the tools that the response asks for. `answer_faults`: what is wrong with the response itself,
+    `malformed_tool_call` or `refusal`.
     """
 
     rollout_id: str
@@ -47,6 +49,10 @@ class Call:
     sampling: str
     response_id: str
     retry_count: int
+    ended_ns: int = 0
+    finish_reason: str = ""
+    tool_call_ids: tuple[str, ...] = ()
+    answer_faults: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:

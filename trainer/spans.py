@@ -1,0 +1,72 @@
+"""The span tree of one attempt: who stands above whom, whichever instrumentation told it, and however much is missing.
+
+Invariant: the rollout's root span stands above every other span of the attempt, whether or not parents lead to it. Agents
+without a tracer, lost parents and traces of their own therefore change how much is known in between, and nothing else.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One span of a trace in which the attempt has spans: one row of the view `rollout_tree`.
+
+    `agent`: the agent whose span it is, empty for all others. `tool_call_id`: of the request that a tool span answers,
+    empty where its instrumentation does not say. `started_ns`, `ended_ns`: unix time by the clock of whoever sent it.
+    `http_status`: of the response, 0 where there is none.
+    """
+
+    trace_id: str
+    span_id: str
+    parent_span_id: str
+    name: str
+    agent: str
+    is_tool: bool
+    tool_name: str
+    tool_call_id: str
+    started_ns: int
+    ended_ns: int
+    status_code: str
+    error_type: str
+    http_status: int
+
+    @property
+    def failed(self) -> bool:
+        """Whether its instrumentation saw it fail."""
+        return self.status_code == "Error" or self.error_type != ""
+
+
+class SpanTree:
+    """All spans of one attempt. `root_span_id`: the launcher's span, empty where nobody launched the agent."""
+
+    def __init__(self, spans: Iterable[Span], root_span_id: str) -> None:
+        self.spans = {span.span_id: span for span in spans}
+        self.root_span_id = root_span_id
+
+    def ancestors(self, span_id: str) -> list[str]:
+        """Ids of the spans above, nearest first, the rollout's root last. Where parents go in a circle, each once."""
+        above: list[str] = []
+        seen = {span_id, self.root_span_id}
+        span = self.spans.get(span_id)
+        while span is not None and (parent := span.parent_span_id) in self.spans and parent not in seen:
+            seen.add(parent)
+            above.append(parent)
+            span = self.spans[parent]
+        if self.root_span_id and span_id != self.root_span_id:
+            above.append(self.root_span_id)
+        return above
+
+    def agent_span(self, span_id: str) -> str:
+        """Id of the nearest agent's span at or above `span_id`; empty where there is none."""
+        for candidate in (span_id, *self.ancestors(span_id)):
+            span = self.spans.get(candidate)
+            if span is not None and span.agent:
+                return candidate
+        return ""
+
+    def tools(self) -> list[Span]:
+        """The tool spans, by start and span id."""
+        return sorted(
+            (span for span in self.spans.values() if span.is_tool), key=lambda span: (span.started_ns, span.span_id)
+        )
