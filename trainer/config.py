@@ -1,8 +1,10 @@
 """`train.toml`: what one training job learns from, how it assigns credit, what it optimises, where it publishes."""
 
 import json
+import re
 import time
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,17 +12,17 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 
 from tracegrad.errors import SettingsError
 from tracegrad.settings import Settings
+from trainer.choices import ESTIMATOR_NAMES, SCHEME_NAMES, ErrorType, OnFailure
 from trainer.duration import duration_s
+from trainer.own_function import is_own
 from trainer.since import parse_since
 
 NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 """Names that are parts of paths: never `..`."""
 
 RESERVED: dict[str, dict[str, Any]] = {
-    "data": {"agents": [".*"], "on_failure": "keep"},
-    "credit": {"gamma": 1.0},
     "algorithm": {"kl_coef": 0.0, "correction": "none"},
-    "engine": {"workers": 1, "lora_rank": 0, "merge_prefixes": False},
+    "engine": {"workers": 1, "lora_rank": 0},
     "publish": {"every": 1},
 }
 """Settings that have a name but no choice yet, with the value that says what happens without them."""
@@ -37,18 +39,35 @@ class DataConfig(_Section):
     `settle`: how long a rollout must have been quiet, so that no span of it is still on its way; one without a root
     span is complete after this silence. Rollouts that settle are waited for, at most this long. `0s`: not at all.
     `max_staleness`: in policy versions, between the one that sampled a call and the newest.
-    `logprob_tolerance`: how far the engine's log-probabilities of a token may be from the trainer's where both have
-    the same weights; further apart, they do not hold the same model, and nothing is trained.
+    `agents`: names or regular expressions of whole names; empty takes the calls of all. `on_failure`: what becomes of
+    rollouts and calls that failed, by error type (see `trainer.failures`); one word is for every type that ends a
+    rollout. `penalty`: what `penalize` adds to the reward. `reward_set`: a table of `[reward_set]`, or the name of an
+    evaluation; empty takes all rewards as they are.
     """
 
     policy: str = Field(default="policy", pattern=NAME)
+    agents: tuple[str, ...] = ()
     since: str = "last"
     min_rollouts: int = Field(default=1, ge=1)
     max_rollouts: int | None = Field(default=None, ge=1)
     min_group: int = Field(default=2, ge=1)
     settle: str = "10s"
     max_staleness: int = Field(default=4, ge=0)
-    logprob_tolerance: float = Field(default=1e-2, gt=0)
+    on_failure: OnFailure | dict[ErrorType, OnFailure] = Field(default_factory=dict)
+    penalty: float = Field(default=-1.0, le=0)
+    reward_set: str = ""
+
+    @field_validator("agents")
+    @classmethod
+    def _agents_can_be_read(cls, agents: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in agents:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise SettingsError(
+                    f"bad setting data.agents {pattern!r}: give names or regular expressions ({error})"
+                ) from error
+        return agents
 
     @field_validator("since")
     @classmethod
@@ -69,21 +88,60 @@ class DataConfig(_Section):
         return duration_s(self.settle) or 0.0
 
 
-class CreditConfig(_Section):
-    """`[credit]`: how the rewards of a rollout are shared by its calls (Level 1)."""
+class GateConfig(_Section):
+    """`[gate]`: what rows must prove before a job trains on them.
 
-    scheme: Literal["identical"] = "identical"
+    `logprob_tolerance`: how far the engine's log-probabilities of a token may be from the trainer's where both have the
+    same weights. `max_failed_share`: of the calls that a step looks at; if more of them fail, nothing is trained.
+    """
+
+    logprob_tolerance: float = Field(default=1e-2, gt=0)
+    max_failed_share: float = Field(default=0.5, ge=0, le=1)
+
+
+def _known_or_own(name: str, known: Iterable[str], setting: str) -> str:
+    if name not in known and not is_own(name):
+        raise SettingsError(
+            f"bad setting {setting} {name!r}: choose one of {', '.join(known)}, or name a function of your own as "
+            "package.module:function"
+        )
+    return name
+
+
+class CreditConfig(_Section):
+    """`[credit]`: how the rewards of a rollout are shared by its calls (Level 1). `gamma`: discount per call."""
+
+    scheme: str = "hierarchical"
+    gamma: float = Field(default=1.0, ge=0, le=1)
+
+    @field_validator("scheme")
+    @classmethod
+    def _scheme_is_known(cls, name: str) -> str:
+        return _known_or_own(name, SCHEME_NAMES, "credit.scheme")
 
 
 class AlgorithmConfig(_Section):
-    """`[algorithm]`: advantages, loss and its aggregation (Levels 2 and 3). `loss` is one of verl's policy losses."""
+    """`[algorithm]`: advantages, loss and its aggregation (Levels 2 and 3). `loss` is one of verl's policy losses.
 
-    name: Literal["grpo"] = "grpo"
+    `gamma`, `lam`: per token, of the estimators that look at tokens. `step_weight`: of GiGPO's step groups.
+    `singleton`: what a group of one is measured against, nothing (`drop`) or the whole batch.
+    """
+
+    name: str = "grpo"
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    lam: float = Field(default=1.0, ge=0, le=1)
+    step_weight: float = Field(default=1.0, ge=0)
+    singleton: Literal["drop", "batch"] = "drop"
     loss: str = "vanilla"
     aggregation: str = "rollout-mean"
     clip_low: float = Field(default=0.2, ge=0)
     clip_high: float = Field(default=0.28, ge=0)
     epochs: int = Field(default=1, ge=1)
+
+    @field_validator("name")
+    @classmethod
+    def _estimator_is_known(cls, name: str) -> str:
+        return _known_or_own(name, ESTIMATOR_NAMES, "algorithm.name")
 
 
 class EngineConfig(_Section):
@@ -96,6 +154,7 @@ class EngineConfig(_Section):
     max_grad_norm: float = Field(default=1.0, gt=0)
     max_prompt_tokens: int = Field(default=4096, ge=1)
     max_response_tokens: int = Field(default=2048, ge=1)
+    merge_prefixes: bool = True
     micro_batch_rows: int = Field(default=32, ge=1)
     seed: int = 0
     threads: int | None = Field(default=None, ge=1)
@@ -117,10 +176,15 @@ class PublishConfig(_Section):
 
 
 class TrainConfig(_Section):
-    """A whole `train.toml`. `job` names it in the store; one job continues from its own checkpoints."""
+    """A whole `train.toml`. `job` names it in the store; one job continues from its own checkpoints.
+
+    `reward_set`: named choices of rewards, each a table of evaluation names (or patterns like `rule.*`) to weights.
+    """
 
     job: str = Field(default="train", pattern=NAME)
     data: DataConfig = DataConfig()
+    gate: GateConfig = GateConfig()
+    reward_set: dict[str, dict[str, float]] = Field(default_factory=dict)
     credit: CreditConfig = CreditConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     engine: EngineConfig

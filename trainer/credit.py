@@ -25,9 +25,9 @@ from trainer.transitions import Transition
 class Execution:
     """One attempt as credit sees it.
 
-    `transitions`: the selected ones, of one policy, by start and span id. `rewards`: R(v), span id to the sum of its newest
-    rewards, of every span of the attempt; '' stands for a root span that has not arrived. `requests`: tool span to the call
-    that asked for it. `gamma`: discount per call.
+    `transitions`: the selected ones, of one policy, by start and span id. `rewards`: R(v), span id to the sum of its
+    newest rewards, of every span of the attempt; '' stands for a root span that has not arrived. `requests`: tool span to
+    the call that asked for it. `gamma`: discount per call.
     """
 
     transitions: Sequence[Transition]

@@ -1,4 +1,4 @@
-"""A function of the user's own, named in a TOML file as `package.module:function` and found where Python finds modules."""
+"""A function of the user's own: `package.module:function` in a TOML file, found where Python finds modules."""
 
 import importlib
 import sys
@@ -27,8 +27,8 @@ def own_function(path: str, what: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except (ImportError, ValueError, SyntaxError) as error:
         raise SettingsError(
-            f"the {what} {path!r} cannot be imported ({error}): name it as package.module:function, and see that the module "
-            "is in this directory or installed"
+            f"the {what} {path!r} cannot be imported ({error}): name it as package.module:function, and see that the "
+            "module is in this directory or installed"
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):

@@ -1,7 +1,8 @@
 """The span tree of one attempt: who stands above whom, whichever instrumentation told it, and however much is missing.
 
-Invariant: the rollout's root span stands above every other span of the attempt, whether or not parents lead to it. Agents
-without a tracer, lost parents and traces of their own therefore change how much is known in between, and nothing else.
+Invariant: the rollout's root span stands above every other span of the attempt, whether or not parents lead to it.
+Agents without a tracer, lost parents and traces of their own therefore change how much is known in between, and nothing
+else.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,8 @@
 """Which call asked for a tool: by the id of the tool call, where instrumentations tell it; else by agent and order.
 
 An id is matched over all calls of the attempt, of every policy and model: a tool that the critic asked for is not the
-writer's. Ids need not be unique (some engines count from 0 in every conversation): then the agent decides, then the order.
+writer's. Ids need not be unique (some engines count from 0 in every conversation): then the agent decides, then the
+order.
 """
 
 from collections import defaultdict

@@ -1,0 +1,33 @@
+"""What `train.toml` and the command line let people choose from, by name, without loading what it stands for."""
+
+from typing import Literal
+
+SCHEME_NAMES = ("identical", "discounted", "step", "hierarchical")
+
+ESTIMATOR_NAMES = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "ppo",
+    "gigpo",
+)
+
+ErrorType = Literal[
+    "exception",
+    "timeout",
+    "cancelled",
+    "upstream_error",
+    "lost",
+    "tool_error",
+    "malformed_tool_call",
+    "truncation",
+    "refusal",
+    "context_overflow",
+]
+"""How a rollout can fail (the first five), and how a call can."""
+
+OnFailure = Literal["drop", "mask", "penalize", "keep"]
+"""`drop`: as if it had never been. `mask`: it counts in what others are measured against, and is not trained on.
+`penalize`: its reward is lowered by the penalty. `keep`: it is what it is."""
