@@ -26,7 +26,7 @@ class Execution:
     """One attempt as credit sees it.
 
     `transitions`: the selected ones, of one policy, by start and span id. `rewards`: R(v), span id to the sum of its
-    newest rewards, of every span of the attempt; '' stands for a root span that has not arrived. `requests`: tool span to
+    newest rewards, of every span; '' stands for a root span that has not arrived. `requests`: tool span to
     the call that asked for it. `gamma`: discount per call.
     """
 
