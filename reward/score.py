@@ -9,26 +9,25 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
-from clickhouse_connect.driver.client import Client
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 from reward.answer import is_answer, last_line
 from reward.event import evaluation
 from reward.graders import GRADERS, Grader
+from reward.sending import STORE_TIMEOUT_S, send
+from reward.store import Store
 from tracegrad import clickhouse
 from tracegrad.delivered import wait_until_delivered
 from tracegrad.errors import InputError, UnreachableError
-from tracegrad.otlp import OtlpSender, SpanContext
+from tracegrad.otlp import SpanContext
 from tracegrad.rollout.tasks import Task
 from tracegrad.settings import Settings
 
 log = logging.getLogger(__name__)
 
 SOURCE = "tracegrad.reward"
-STORE_TIMEOUT_S = 60.0
 LONGEST_QUOTE = 200
 NOBODYS_FAULT = ("interrupted", "spawn")
 """Error types that say nothing about the policy: such a rollout gets no reward, and so is never trained on."""
@@ -86,21 +85,6 @@ class Scores:
         }
 
 
-@dataclass(frozen=True)
-class Store:
-    """The store, asked by the files in `queries/`."""
-
-    url: str
-    client: Client
-
-    def ask(self, query: str, parameters: dict[str, Any]) -> Sequence[Sequence[Any]]:
-        """The rows of a query. Raises TracegradError, UnreachableError when the store is gone by now."""
-        text = resources.files("reward").joinpath("queries", f"{query}.sql").read_text()
-        with clickhouse.errors_in_one_line(self.url):
-            rows: Sequence[Sequence[Any]] = self.client.query(text, parameters=parameters).result_rows
-            return rows
-
-
 async def score_rollouts(
     settings: Settings,
     tasks: Sequence[Task],
@@ -126,7 +110,7 @@ async def score_rollouts(
         judged = [rollout for rollout in known if rollout.error_type not in NOBODYS_FAULT]
         verdicts = [judge(rollout, expected[rollout.task_id], GRADERS[grader]) for rollout in judged]
         since_ns = time.time_ns()
-        await _send(settings, list(_events(name, judged, verdicts)))
+        await send(settings, SOURCE, list(_events(name, judged, verdicts)))
         await _wait_until_stored(store, name, since_ns, len(judged))
     finally:
         await asyncio.to_thread(store.client.close)
@@ -176,17 +160,6 @@ def _events(name: str, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict])
             label=verdict.label,
             explanation=verdict.explanation,
         )
-
-
-async def _send(settings: Settings, events: Sequence[LogRecord]) -> None:
-    if not events:
-        return
-    async with OtlpSender(settings.otlp, SOURCE, access=settings.otlp_access) as sender:
-        taken = sum(sender.put(event) for event in events)
-        flushed = await sender.flush(STORE_TIMEOUT_S)
-        refused = sender.counters.dropped_refused
-    if taken < len(events) or not flushed or refused:
-        raise UnreachableError(f"the collector at {settings.otlp} did not take all rewards: see its log, and run again")
 
 
 async def _wait_until_stored(store: Store, name: str, since_ns: int, count: int) -> None:
