@@ -66,6 +66,7 @@ EVALUATION_NAME = "gen_ai.evaluation.name"
 EVALUATION_SCORE = "gen_ai.evaluation.score.value"
 EVALUATION_LABEL = "gen_ai.evaluation.score.label"
 EVALUATION_EXPLANATION = "gen_ai.evaluation.explanation"
+RULE_VERSION = "tracegrad.rule.version"  # of the rule that gave it: a digest of its settings and code
 
 # HTTP headers.
 HEADER_ROLLOUT_ID = "x-rollout-id"
