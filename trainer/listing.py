@@ -1,19 +1,23 @@
 """The training data for people and other programs: every transition in the store, with credit and advantage.
 
-A transition's advantage is measured within its batch: the step that consumed it or, where none has, all that is not
-yet consumed. So the numbers of a trained transition are those that it was trained with, given the same choices.
+A transition's advantage is measured within its batch: the step that consumed it or, where none has, all that is not yet
+consumed. So the numbers of a trained transition are those that it was trained with, given the same choices.
+
+Groups are judged some at a time, and lines made of some rollouts at a time, so tokens of few are in memory; only an
+estimator that looks at a whole batch needs a whole batch.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from trainer.config import DataConfig, EngineConfig
-from trainer.credit import SCHEMES
+from trainer.advantage import estimator_named
+from trainer.batch_choices import Choices
+from trainer.config import EngineConfig
 from trainer.gate import Gate
-from trainer.samples import Rollout, samples_of
+from trainer.samples import NO_REWARD, Rollout, samples_of
 from trainer.since import Since
 from trainer.store import Recorded, Store
 from trainer.transitions import Attempt, Transition, transitions_of
@@ -26,91 +30,136 @@ GATE = Gate(
     lineage=None,
 )
 """What a step with default limits would drop; age is left out, as it depends on when the step is made."""
+ROLLOUTS_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to list; None means all. `estimator` None: no advantages. `since`: rollouts that started after it."""
+    """What to list; None means all. `since`: rollouts that started after it. `choices`: how they are judged."""
 
     since: Since
-    scheme: str
-    estimator: str | None
+    choices: Choices = field(default_factory=Choices)
+    gate: Gate = GATE
+    advantages: bool = True
     rollout_id: str | None = None
     task_id: str | None = None
     agent: str | None = None
     policy: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class _Judged:
-    """A transition with its credit. `advantage`: None where no step would look. `reason`: why it is not trained on."""
+@dataclass(frozen=True)
+class Verdict:
+    """What a step did with a transition or, where `step_id` is empty, would do.
 
-    rollout: Rollout
-    transition: Transition
+    `advantage` None: no step would look, or nobody asked.
+    """
+
+    step_id: str
     credit: float
     advantage: float | None
-    reason: str
+    used: bool
+    drop_reason: str
 
 
-def list_transitions(store: Store, wanted: Wanted) -> list[dict[str, Any]]:
+Verdicts = dict[tuple[str, str], Verdict]
+"""By policy and span id."""
+
+
+def list_transitions(store: Store, wanted: Wanted) -> Iterator[dict[str, Any]]:
     """One dictionary per transition, with the fields of the contract, by rollout id, start and span id."""
-    shown, rollouts = _load(store, wanted)
-    recorded = store.recorded(rollouts)
-    lines = [
-        _line(judged, recorded)
-        for judged in _judge(rollouts, recorded, wanted)
-        if judged.rollout.key in shown and _matches(judged.transition, recorded, wanted)
-    ]
-    lines.sort(key=lambda line: (line["rollout_id"], line["started_at"], line["span_id"]))
-    return lines
+    shown, needed = _attempts(store, wanted)
+    verdicts: dict[Attempt, Verdicts] = {}
+    kept: list[Rollout] = []
+    parts = list(_parts(needed, wanted))
+    for part in parts:
+        kept = store.filled(part)
+        for key, found in judge(kept, store.recorded(part), wanted).items():
+            if key in shown:
+                verdicts[key] = found
+    order = sorted((rollout for rollout in needed if rollout.key in shown), key=lambda rollout: rollout.key)
+    if len(parts) <= 1:
+        filled: Iterable[Rollout] = sorted(kept, key=lambda rollout: rollout.key)
+    else:
+        filled = (rollout for part in _slices(order) for rollout in store.filled(part))
+    for rollout in filled:
+        if rollout.key in verdicts:
+            yield from _lines(rollout, verdicts.pop(rollout.key), wanted)
 
 
-def _load(store: Store, wanted: Wanted) -> tuple[set[Attempt], list[Rollout]]:
+def _attempts(store: Store, wanted: Wanted) -> tuple[set[Attempt], list[Rollout]]:
     """The attempts to show, and all that are needed to judge them: a group is measured as a whole."""
     rollout_ids = [wanted.rollout_id] if wanted.rollout_id is not None else []
     task_ids = [wanted.task_id] if wanted.task_id is not None else []
     shown = store.rollouts(wanted.since, rollout_ids, task_ids)
     needed = {rollout.key: rollout for rollout in shown}
-    tasks = sorted({rollout.task_id for rollout in shown} - {""})
-    if wanted.estimator is not None and tasks:
-        everything = Since(0, untrained_only=False)
+    everything = Since(0, untrained_only=False)
+    if shown and not estimator_named(wanted.choices.estimator).grouped and wanted.advantages:
+        needed |= {rollout.key: rollout for rollout in store.rollouts(everything)}
+    elif tasks := sorted({rollout.task_id for rollout in shown} - {""}):
         needed |= {rollout.key: rollout for rollout in store.rollouts(everything, task_ids=tasks)}
-    return {rollout.key for rollout in shown}, store.filled(list(needed.values()))
+    return {rollout.key for rollout in shown}, list(needed.values())
 
 
-def _judge(rollouts: Sequence[Rollout], recorded: dict[tuple[str, str], Recorded], wanted: Wanted) -> Iterator[_Judged]:
+def _parts(rollouts: Sequence[Rollout], wanted: Wanted) -> Iterator[list[Rollout]]:
+    """Whole groups, some at a time; everything at once where an estimator looks beyond groups."""
+    if not estimator_named(wanted.choices.estimator).grouped or wanted.choices.singleton == "batch":
+        yield list(rollouts)
+        return
+    groups: dict[str, list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        groups[rollout.group].append(rollout)
+    part: list[Rollout] = []
+    for group in groups.values():
+        part += group
+        if len(part) >= ROLLOUTS_AT_ONCE:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _slices(rollouts: Sequence[Rollout]) -> Iterator[Sequence[Rollout]]:
+    for start in range(0, len(rollouts), ROLLOUTS_AT_ONCE):
+        yield rollouts[start : start + ROLLOUTS_AT_ONCE]
+
+
+def judge(
+    rollouts: Sequence[Rollout], recorded: Mapping[tuple[str, str], Recorded], wanted: Wanted
+) -> dict[Attempt, Verdicts]:
+    """Per attempt, the verdicts on its transitions. `rollouts`: whole groups, filled. `recorded`: what steps did."""
+    verdicts: dict[Attempt, Verdicts] = {rollout.key: {} for rollout in rollouts}
     batches: dict[tuple[str, str], list[Rollout]] = defaultdict(list)
     died: list[Rollout] = []
     for rollout in rollouts:
-        transitions = transitions_of(rollout.calls, rollout.rewards)
+        policies = {call.policy for call in rollout.calls} - {""}
         if reason := _not_looked_at(rollout):
-            credits = SCHEMES[wanted.scheme](transitions, rollout.rewards)
-            for transition, credit in zip(transitions, credits, strict=True):
-                yield _Judged(rollout, transition, float(credit), None, reason)
+            for policy in policies:
+                for sample in samples_of([rollout], policy, wanted.choices, wanted.gate).all:
+                    key = policy, sample.transition.call.span_id
+                    verdicts[rollout.key][key] = _verdict(recorded.get(key), sample.credit, None, reason)
             continue
-        for policy in {call.policy for call in rollout.calls} - {""}:
-            spans = [rollout.own_span_id, *(transition.call.span_id for transition in transitions)]
+        for policy in policies:
+            spans = [rollout.own_span_id, *(call.span_id for call in rollout.calls)]
             steps = [recorded[policy, span].step_id for span in spans if (policy, span) in recorded]
             batches[policy, max(steps, default="")].append(rollout)
         if not rollout.calls:
             died.append(rollout)
     for (policy, step), members in batches.items():
-        members += [rollout for rollout in died if _step_of(policy, rollout.own_span_id, recorded) == step]
-        by_key = {rollout.key: rollout for rollout in members}
-        samples = samples_of(
-            members,
-            policy,
-            scheme=wanted.scheme,
-            estimator=wanted.estimator or "grpo",
-            min_group=DataConfig.model_fields["min_group"].default,
-            gate=GATE,
-        )
-        for sample in samples.all:
-            advantage = None if wanted.estimator is None else sample.advantage
-            yield _Judged(by_key[sample.rollout], sample.transition, sample.credit, advantage, sample.drop_reason)
+        beside = [rollout for rollout in died if _step_of(policy, rollout.own_span_id, recorded) == step]
+        for sample in samples_of([*members, *beside], policy, wanted.choices, wanted.gate).all:
+            key = policy, sample.transition.call.span_id
+            advantage = sample.advantage if wanted.advantages else None
+            verdicts[sample.rollout][key] = _verdict(recorded.get(key), sample.credit, advantage, sample.drop_reason)
+    return verdicts
 
 
-def _step_of(policy: str, span_id: str, recorded: dict[tuple[str, str], Recorded]) -> str:
+def _verdict(recorded: Recorded | None, credit: float, advantage: float | None, reason: str) -> Verdict:
+    if recorded is None:
+        return Verdict("", credit, advantage, not reason, reason)
+    return Verdict(recorded.step_id, credit, advantage, recorded.used, recorded.drop_reason)
+
+
+def _step_of(policy: str, span_id: str, recorded: Mapping[tuple[str, str], Recorded]) -> str:
     found = recorded.get((policy, span_id))
     return found.step_id if found is not None else ""
 
@@ -119,40 +168,40 @@ def _not_looked_at(rollout: Rollout) -> str:
     if rollout.split == "eval":
         return "eval"
     if rollout.status in FINISHED:
-        return "no_reward" if rollout.reward is None else ""
+        return NO_REWARD if rollout.reward is None else ""
     # Without a root span, a rollout is over when it has its reward and has been silent for a while.
     return rollout.status if rollout.status != "running" or rollout.reward is None else ""
 
 
-def _matches(transition: Transition, recorded: dict[tuple[str, str], Recorded], wanted: Wanted) -> bool:
-    call = transition.call
-    return (
-        (wanted.agent is None or call.agent == wanted.agent)
-        and (wanted.policy is None or call.policy == wanted.policy)
-        and not (wanted.since.untrained_only and (call.policy, call.span_id) in recorded)
-    )
+def _lines(rollout: Rollout, verdicts: Verdicts, wanted: Wanted) -> Iterator[dict[str, Any]]:
+    for transition in transitions_of(rollout.calls, wanted.choices.reward_set.weighed(rollout).rewards):
+        call = transition.call
+        verdict = verdicts.get((call.policy, call.span_id))
+        if verdict is None or (wanted.since.untrained_only and verdict.step_id):
+            continue
+        if wanted.agent in (None, call.agent) and wanted.policy in (None, call.policy):
+            yield _line(rollout, transition, verdict)
 
 
-def _line(judged: _Judged, recorded: dict[tuple[str, str], Recorded]) -> dict[str, Any]:
-    call, following = judged.transition.call, judged.transition.next_call
-    verdict = recorded.get((call.policy, call.span_id), Recorded("", not judged.reason, judged.reason))
+def _line(rollout: Rollout, transition: Transition, verdict: Verdict) -> dict[str, Any]:
+    call, following = transition.call, transition.next_call
     return {
         "rollout_id": call.rollout_id,
         "attempt": call.attempt,
-        "task_id": judged.rollout.task_id,
+        "task_id": rollout.task_id,
         "agent": call.agent,
         "trace_id": call.trace_id,
         "span_id": call.span_id,
-        "index": judged.transition.index,
+        "index": transition.index,
         "prompt_token_ids": call.prompt_token_ids,
         "response_token_ids": call.response_token_ids,
         "logprobs": call.logprobs,
-        "reward": judged.transition.reward,
-        "credit": judged.credit,
-        "advantage": judged.advantage,
+        "reward": transition.reward,
+        "credit": verdict.credit,
+        "advantage": verdict.advantage,
         "next_span_id": following.span_id if following is not None else None,
         "next_prompt_token_ids": following.prompt_token_ids if following is not None else None,
-        "terminal": judged.transition.terminal,
+        "terminal": transition.terminal,
         "policy": call.policy,
         "policy_version": call.policy_version,
         "started_at": iso_time(call.started_ns),

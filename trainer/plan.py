@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracegrad.errors import NothingToTrainError
+from trainer.batch_choices import Choices
 from trainer.config import DataConfig, TrainConfig
 from trainer.gate import Gate
 from trainer.records import SampleRecord
@@ -47,14 +48,7 @@ def make_plan(config: TrainConfig, store: Store, gate: Gate, since: Since, *, hu
         raise NothingToTrainError(_why_nothing(data, backlog))
     chosen = whole_groups(ready, data.max_rollouts)
     rollouts = store.filled(chosen)
-    samples = samples_of(
-        rollouts,
-        data.policy,
-        scheme=config.credit.scheme,
-        estimator=config.algorithm.name,
-        min_group=data.min_group,
-        gate=gate,
-    )
+    samples = samples_of(rollouts, data.policy, Choices.of_job(config), gate)
     sampled = {sample.rollout for sample in samples.all}
     return Plan(rollouts, samples, [rollout for rollout in rollouts if rollout.key not in sampled])
 
@@ -101,7 +95,9 @@ def plan_metrics(plan: Plan, gate: Gate) -> dict[str, float]:
         "tokens": sum(len(call.response_token_ids) for call in used),
         "staleness_mean": float(np.mean(ages)) if ages else 0.0,
         "staleness_max": max(ages, default=0),
-    } | {f"dropped_{reason}": count for reason, count in sorted(dropped.items()) if count}
+        **{f"dropped_{reason}": count for reason, count in sorted(dropped.items()) if count},
+        **{f"failed_{error}_{action}": count for (error, action), count in sorted(plan.samples.failures.items())},
+    }
 
 
 def sample_records(plan: Plan) -> tuple[SampleRecord, ...]:

@@ -1,31 +1,38 @@
 """Samples: transitions with their credit, their advantage and the verdict whether they are trained on.
 
-Invariant: advantages first, drops after. A group's statistics include every rewarded rollout of the group, also
-those whose samples are dropped and those that failed before they had any, so that no drop changes what the others
-are measured against.
+Invariant: advantages first, drops after. A group's statistics include every rewarded rollout of the group, also those
+whose samples are dropped and those that failed before they had any, so that no drop changes what the others are
+measured against. Only what the failure policy drops is out of everything.
 """
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.advantage import ESTIMATORS, Estimator, has_signal
-from trainer.credit import SCHEMES
+from trainer.advantage import Measured, advantages, estimator_named
+from trainer.batch_choices import Choices
+from trainer.choices import OnFailure
+from trainer.credit import Execution, scheme_named
+from trainer.failures import errors_of_call, errors_of_rollout
 from trainer.gate import Gate
-from trainer.rows import Row
-from trainer.transitions import Attempt, Call, Transition, transitions_of
+from trainer.reward_sets import Given
+from trainer.spans import Span, SpanTree
+from trainer.tool_requests import tool_requests
+from trainer.transitions import Attempt, Call, Transition, order_of, transitions_of
+
+NO_REWARD = "no_reward"
 
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """One attempt of an agent on a task, with all its calls and rewards.
+    """One attempt of an agent on a task, with all its calls, spans and rewards.
 
-    `rewards`: span id to the sum of the newest rewards given to it. `reward`: their sum; None when there are
-    none. `root_span_id`: empty where no launcher ran the agent.
+    `given`: the newest evaluations of its spans. `rewards`: span id to the sum of those that count. `reward`: their
+    sum; None when there are none. `root_span_id`: empty where no launcher ran the agent. `error_type`: of its root.
     """
 
     rollout_id: str
@@ -34,10 +41,13 @@ class Rollout:
     trace_id: str
     root_span_id: str
     status: str
+    error_type: str
     split: str
     reward: float | None
-    calls: Sequence[Call]
-    rewards: Mapping[str, float]
+    calls: Sequence[Call] = ()
+    spans: Sequence[Span] = ()
+    given: Sequence[Given] = ()
+    rewards: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def key(self) -> Attempt:
@@ -60,13 +70,19 @@ class Rollout:
 class Sample:
     """One transition as the trainer sees it: what becomes a row of `train_samples`.
 
-    `drop_reason`: empty when it is trained on.
+    `token_advantages`: shape (), the same for every response token, or (r,), one for each. `drop_reason`: empty when it
+    is trained on.
     """
 
     transition: Transition
     credit: float
-    advantage: float
+    token_advantages: NDArray[np.float64]
     drop_reason: str
+
+    @property
+    def advantage(self) -> float:
+        """The mean over its response tokens."""
+        return float(np.mean(self.token_advantages))
 
     @property
     def used(self) -> bool:
@@ -84,10 +100,12 @@ class Samples:
     """The samples of one batch of rollouts, ordered by rollout, start and span id.
 
     `n_grouped`: its rollouts that have enough others to be measured against, whether or not any sample is used.
+    `failures`: how often an error of a type met an action, of rollouts and calls.
     """
 
     all: Sequence[Sample]
     n_grouped: int
+    failures: Mapping[tuple[str, str], int]
 
     @property
     def used(self) -> list[Sample]:
@@ -95,71 +113,137 @@ class Samples:
         return [sample for sample in self.all if sample.used]
 
 
-def samples_of(
-    rollouts: Iterable[Rollout], policy: str, *, scheme: str, estimator: str, min_group: int, gate: Gate
-) -> Samples:
+@dataclass(frozen=True, eq=False)
+class _Member:
+    """One rollout as its group measures it. `masked`: span id to why a transition is measured and not trained on."""
+
+    rollout: Rollout
+    transitions: Sequence[Transition]
+    credits: NDArray[np.float64]
+    ret: float
+    masked: Mapping[str, str]
+
+    @property
+    def measured(self) -> Measured:
+        """What an estimator sees of it."""
+        calls = [transition.call for transition in self.transitions]
+        states = [blake2b(call.prompt_token_ids.tobytes(), digest_size=16).digest() for call in calls]
+        return Measured(
+            group=self.rollout.group,
+            credits=self.credits,
+            ret=self.ret,
+            states=tuple(states) or (b"",),
+            n_tokens=np.array([len(call.response_token_ids) for call in calls] or [0], np.int64),
+            values=None,
+        )
+
+
+def samples_of(rollouts: Iterable[Rollout], policy: str, choices: Choices, gate: Gate) -> Samples:
     """The samples of `policy` in one batch of rewarded rollouts.
 
     A rollout none of whose calls became a transition of `policy` has no sample. Its return still counts in its group,
     unless every call that it made was of other policies or models: then it says nothing about this one.
     """
-    groups: dict[str, list[_Member]] = defaultdict(list)
+    batch = _Batch(policy, choices)
     for rollout in rollouts:
-        chosen = [item for item in transitions_of(rollout.calls, rollout.rewards) if item.call.policy == policy]
-        if chosen:
-            groups[rollout.group].append((chosen, SCHEMES[scheme](chosen, rollout.rewards)))
-        elif not rollout.calls or any(call.policy == policy for call in rollout.calls):
-            groups[rollout.group].append(([], np.array([math.fsum(rollout.rewards.values())])))
-    samples = [
-        sample for members in groups.values() for sample in _of_group(members, ESTIMATORS[estimator], min_group, gate)
-    ]
-    samples.sort(key=lambda sample: (*sample.rollout, *_order(sample.transition)))
-    return Samples(samples, sum(len(members) for members in groups.values() if len(members) >= min_group))
-
-
-def _order(transition: Transition) -> tuple[int, str]:
-    return transition.call.started_ns, transition.call.span_id
-
-
-_Member = tuple[list[Transition], NDArray[np.float64]]
-"""The transitions of one rollout and their credits; the return alone where there are no transitions."""
-
-
-def _of_group(members: Sequence[_Member], estimator: Estimator, min_group: int, gate: Gate) -> list[Sample]:
-    credits = [credit for _, credit in members]
-    grouped = len(members) >= min_group
-    signal = has_signal(credits)
-    advantages = estimator(credits) if signal else [np.zeros_like(credit) for credit in credits]
-    group_reason = "" if grouped and signal else "no_signal" if grouped else "singleton_group"
-    return [
+        if not rollout.calls or any(call.policy == policy for call in rollout.calls):
+            batch.add(choices.reward_set.weighed(rollout))
+    found = advantages(
+        [member.measured for member in batch.members],
+        estimator_named(choices.estimator),
+        choices.options,
+        singleton=choices.singleton,
+        min_group=choices.min_group,
+    )
+    samples = batch.left_out + [
         Sample(
             transition,
-            float(credit[index]),
-            float(advantage[index]),
-            gate.drop_reason(transition.call) or group_reason,
+            float(member.credits[index]),
+            per_call[index],
+            gate.drop_reason(transition.call) or member.masked.get(transition.call.span_id, "") or reason,
         )
-        for (transitions, credit), advantage in zip(members, advantages, strict=True)
-        for index, transition in enumerate(transitions)
+        for member, per_call, reason in zip(batch.members, found.per_call, found.reasons, strict=True)
+        for index, transition in enumerate(member.transitions)
     ]
+    samples.sort(key=lambda sample: (*sample.rollout, *order_of(sample.transition.call)))
+    n_grouped = sum(reason != "singleton_group" for reason in found.reasons)
+    return Samples(samples, n_grouped, dict(batch.failures))
 
 
-def rows_of(samples: Samples) -> list[Row]:
-    """One row per used sample, in order, weighted so that every rollout counts the same (`rollout-mean`).
+class _Batch:
+    """Rollouts with their credits, before they are measured against each other."""
 
-    A token's weight is 1 / (N * trainable tokens of its rollout). N counts all rollouts that have a group,
-    also those without signal and those without a sample that is used: a batch in which half the groups are solved
-    takes half a step, whatever else is in it.
-    """
-    tokens: Counter[Attempt] = Counter()
-    for sample in samples.used:
-        tokens[sample.rollout] += len(sample.transition.call.response_token_ids)
-    return [
-        Row(
-            prompt_token_ids=sample.transition.call.prompt_token_ids,
-            response_token_ids=sample.transition.call.response_token_ids,
-            behaviour_logprobs=sample.transition.call.logprobs,
-            advantage=sample.advantage,
-            weight=1.0 / (samples.n_grouped * tokens[sample.rollout]),
-        )
-        for sample in samples.used
-    ]
+    def __init__(self, policy: str, choices: Choices) -> None:
+        self._policy = policy
+        self._choices = choices
+        self._scheme = scheme_named(choices.scheme)
+        self.members: list[_Member] = []
+        self.left_out: list[Sample] = []
+        self.failures: Counter[tuple[str, str]] = Counter()
+
+    def add(self, rollout: Rollout) -> None:
+        """Assign the rollout's credits; where it is out of everything, only say so of each transition."""
+        rewards = dict(rollout.rewards)
+        error, action = self._failure_of(rollout)
+        if action == "penalize":
+            rewards[rollout.root_span_id] = rewards.get(rollout.root_span_id, 0.0) + self._choices.penalty
+        selected = [
+            item
+            for item in transitions_of(rollout.calls, rewards)
+            if item.call.policy == self._policy and self._choices.takes(item.call.agent)
+        ]
+        if action == "drop" or not rewards:
+            self._leave_out(selected, f"failed_{error}" if action == "drop" else NO_REWARD)
+            return
+        masked = {item.call.span_id: f"failed_{error}" for item in selected if action == "mask"}
+        tree = SpanTree(rollout.spans, rollout.root_span_id)
+        requests = tool_requests(tree, rollout.calls, [item.call for item in selected])
+        selected = self._without_failed_calls(rollout.spans, selected, requests, rewards, masked)
+        execution = Execution(selected, rewards, tree, requests, self._choices.credit_gamma)
+        credits = self._scheme(execution) if selected else np.array([execution.ret])
+        self.members.append(_Member(rollout, selected, credits, execution.ret, masked))
+
+    def _failure_of(self, rollout: Rollout) -> tuple[str | None, OnFailure]:
+        if self._choices.failures is None:
+            return None, "keep"
+        error = errors_of_rollout(rollout.status, rollout.error_type, rollout.calls, rollout.spans)
+        if error is None:
+            return None, "keep"
+        action = self._choices.failures.of(error)
+        self.failures[error, action] += 1
+        return error, action
+
+    def _without_failed_calls(
+        self,
+        spans: Sequence[Span],
+        selected: Sequence[Transition],
+        requests: Mapping[str, str],
+        rewards: dict[str, float],
+        masked: dict[str, str],
+    ) -> list[Transition]:
+        """The transitions that stay. What the others did to `rewards` and `masked` is noted there."""
+        policy = self._choices.failures
+        if policy is None:
+            return list(selected)
+        tools: dict[str, list[Span]] = defaultdict(list)
+        for span in spans:
+            if (asking := requests.get(span.span_id)) is not None:
+                tools[asking].append(span)
+        staying: list[Transition] = []
+        for item in selected:
+            span_id = item.call.span_id
+            actions = {error: policy.of(error) for error in errors_of_call(item.call, tools.get(span_id, ()))}
+            self.failures.update(actions.items())
+            by_action = {action: error for error, action in reversed(actions.items())}
+            if "drop" in by_action:
+                self._leave_out([item], f"failed_{by_action['drop']}")
+                continue
+            if "mask" in by_action:
+                masked.setdefault(span_id, f"failed_{by_action['mask']}")
+            elif "penalize" in by_action:
+                rewards[span_id] = rewards.get(span_id, 0.0) + self._choices.penalty
+            staying.append(replace(item, reward=rewards.get(span_id, 0.0)))
+        return staying
+
+    def _leave_out(self, transitions: Iterable[Transition], reason: str) -> None:
+        self.left_out += [Sample(transition, 0.0, np.zeros(()), reason) for transition in transitions]

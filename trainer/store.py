@@ -17,8 +17,10 @@ import numpy as np
 
 from tracegrad.clickhouse import DATABASE, connect, errors_in_one_line
 from trainer.records import SampleRecord, StepRecord
+from trainer.reward_sets import Given, RewardSet
 from trainer.samples import Rollout
 from trainer.since import Since
+from trainer.spans import Span
 from trainer.transitions import Attempt, Call
 
 # They tell of every retry; what is left of it in the end is one error of ours.
@@ -74,7 +76,7 @@ class Store:
         Each has a call of `policy`, or none at all where others of its group have one.
         """
         rows = self._of_attempts("untrained", policy, since, quiet_before_ns)
-        return [Rollout(**row, calls=(), rewards={}) for row in rows]
+        return [Rollout(**row) for row in rows]
 
     def _of_attempts(self, name: str, policy: str, since: Since, quiet_before_ns: int) -> list[dict[str, Any]]:
         return self._rows(
@@ -89,22 +91,29 @@ class Store:
     def rollouts(self, since: Since, rollout_ids: Sequence[str] = (), task_ids: Sequence[str] = ()) -> list[Rollout]:
         """All attempts, or those of the given rollouts or tasks, still without calls and rewards."""
         return [
-            Rollout(**row, calls=(), rewards={})
+            Rollout(**row)
             for rollouts in _chunks(rollout_ids) or [[]]
             for tasks in _chunks(task_ids) or [[]]
             for row in self._rows("rollouts", since_ns=since.from_ns, rollout_ids=rollouts, task_ids=tasks)
         ]
 
     def filled(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """The same attempts with their calls and rewards."""
+        """The same attempts with their calls, spans and rewards."""
         calls: dict[Attempt, list[Call]] = defaultdict(list)
-        rewards: dict[Attempt, dict[str, float]] = defaultdict(dict)
+        spans: dict[Attempt, list[Span]] = defaultdict(list)
+        given: dict[Attempt, list[Given]] = defaultdict(list)
         for rollout_ids in _chunks(rollout.rollout_id for rollout in rollouts):
             for row in self._rows("calls", rollout_ids=rollout_ids):
                 calls[row["rollout_id"], row["attempt"]].append(_call(row))
+            for row in self._rows("spans", rollout_ids=rollout_ids):
+                spans[row.pop("rollout_id"), row.pop("attempt")].append(Span(**row))
             for row in self._rows("rewards", rollout_ids=rollout_ids):
-                rewards[row["rollout_id"], row["attempt"]][row["span_id"]] = row["reward"]
-        return [replace(rollout, calls=calls[rollout.key], rewards=rewards[rollout.key]) for rollout in rollouts]
+                given[row.pop("rollout_id"), row.pop("attempt")].append(Given(**row))
+        filled = [
+            replace(rollout, calls=calls[rollout.key], spans=spans[rollout.key], given=given[rollout.key])
+            for rollout in rollouts
+        ]
+        return [RewardSet().weighed(rollout) for rollout in filled]
 
     def recorded(self, rollouts: Sequence[Rollout]) -> dict[tuple[str, str], Recorded]:
         """By policy and span id, what steps did with the calls of these attempts."""
@@ -182,6 +191,8 @@ def _call(row: dict[str, Any]) -> Call:
             "prompt_token_ids": np.array(row["prompt_token_ids"], np.int64),
             "response_token_ids": np.array(row["response_token_ids"], np.int64),
             "logprobs": np.array(row["logprobs"], np.float32),
+            "tool_call_ids": tuple(row["tool_call_ids"]),
+            "answer_faults": tuple(row["answer_faults"]),
         }
     )
 

@@ -91,16 +91,17 @@ def transitions_of(calls: Iterable[Call], rewards: Mapping[str, float]) -> list[
     left out. `rewards`: span id to the sum of what was given to that span.
     """
     by_agent: dict[str, list[Call]] = defaultdict(list)
-    for call in sorted(calls, key=_order):
+    for call in sorted(calls, key=order_of):
         if call.policy:
             by_agent[call.agent].append(call)
     transitions = [
         transition for sequence in by_agent.values() for transition in _of_one_agent(_received(sequence), rewards)
     ]
-    return sorted(transitions, key=lambda transition: _order(transition.call))
+    return sorted(transitions, key=lambda transition: order_of(transition.call))
 
 
-def _order(call: Call) -> tuple[int, str]:
+def order_of(call: Call) -> tuple[int, str]:
+    """Calls of an attempt are in order of start and span id."""
     return call.started_ns, call.span_id
 
 
@@ -147,7 +148,7 @@ def _retried_by(retry: Call, earlier: Sequence[Call], explained: set[str]) -> se
         and _same_request(call, retry)
         and not _one_request(call, retry)
     ]
-    original = max(candidates, key=lambda call: (call.failed, call.broken_off, _order(call)), default=None)
+    original = max(candidates, key=lambda call: (call.failed, call.broken_off, order_of(call)), default=None)
     if original is None:
         return set()
     return {call.span_id for call in candidates if call is original or _one_request(call, original)}

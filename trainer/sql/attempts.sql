@@ -9,7 +9,7 @@ WITH
     ),
     candidates AS (
         SELECT
-            rollout_id, attempt, task_id, trace_id, root_span_id, status, split, reward, started_at,
+            rollout_id, attempt, task_id, trace_id, root_span_id, status, error_type, split, reward, started_at,
             has(policies, {policy:String}) AS called,
             {again:UInt8} = 0 AND (rollout_id, attempt) IN (consumed) AS trained,
             status IN ('succeeded', 'failed', 'timeout') AS finished,
@@ -20,7 +20,7 @@ WITH
     ),
     attempts AS (
         SELECT
-            rollout_id, attempt, task_id, trace_id, root_span_id, status, split, reward, started_at,
+            rollout_id, attempt, task_id, trace_id, root_span_id, status, error_type, split, reward, started_at,
             countIf(called AND reward IS NOT NULL AND NOT trained) OVER (PARTITION BY task_id) AS n_called_of_task,
             multiIf(
                 trained, 'trained',

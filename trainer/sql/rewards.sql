@@ -1,5 +1,5 @@
--- One row per span of the given rollouts that was judged: the sum of its newest rewards.
-SELECT rollout_id, attempt, span_id, sum(score) AS reward
+-- One row per evaluation that counts on a span of the given rollouts: the newest of its name.
+SELECT rollout_id, attempt, span_id, name, score
 FROM rewards
 WHERE rollout_id IN {rollout_ids:Array(String)}
-GROUP BY rollout_id, attempt, span_id
+ORDER BY rollout_id, attempt, span_id, name

@@ -1,5 +1,5 @@
 -- One row per attempt of a rollout, of the tasks or rollouts asked for; an empty list asks for all.
-SELECT rollout_id, attempt, task_id, trace_id, root_span_id, status, split, reward
+SELECT rollout_id, attempt, task_id, trace_id, root_span_id, status, error_type, split, reward
 FROM rollout_outcomes
 WHERE toUnixTimestamp64Nano(started_at) >= {since_ns:Int64}
     AND (empty({rollout_ids:Array(String)}) OR has({rollout_ids:Array(String)}, rollout_id))
