@@ -33,12 +33,12 @@ app = typer.Typer(
     help="Trains the AI agents you already run, from their OpenTelemetry traces.",
     epilog="Start with: tracegrad demo",
 )
-for module in (up, sidecar, collector, rollout, reward, train, transitions, sql, doctor, demo, bench):
+for module in (up, sidecar, collector, rollout, train, transitions, sql, doctor, demo, bench):
     name = module.__name__.rpartition(".")[2]
     app.command(name, epilog=module.EXAMPLE, no_args_is_help=False, **getattr(module, "COMMAND_OPTIONS", {}))(
         module.command
     )
-for group in (policy, prompt):
+for group in (reward, policy, prompt):
     app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
 
 

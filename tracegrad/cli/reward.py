@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tracegrad import settings
+from tracegrad.cli import reward_rules
 from tracegrad.cli.options import AsJson, ConfigFile
 
 if TYPE_CHECKING:
@@ -15,10 +16,17 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example: tracegrad reward --tasks tasks.jsonl --grader numeric"
 
+app = typer.Typer(epilog=EXAMPLE)
+app.command("rules", epilog=reward_rules.EXAMPLE)(reward_rules.command)
 
+
+@app.callback(invoke_without_command=True)
 def command(
+    context: typer.Context,
     *,
-    tasks: Annotated[Path, typer.Option(help="The task file of the rollouts.", metavar="FILE")],
+    tasks: Annotated[
+        Path | None, typer.Option(help="The task file of the rollouts (required).", metavar="FILE")
+    ] = None,
     grader: Annotated[Literal["exact", "numeric"], typer.Option(help="How answers are compared.")] = "numeric",
     answer_field: Annotated[str, typer.Option(help="The task's field that holds the right answer.")] = "answer",
     name: Annotated[str, typer.Option(help="What the reward is called; rewards of several names add up.")] = "reward",
@@ -29,7 +37,15 @@ def command(
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Score finished rollouts: the last line that the agent printed against a field of its task."""
+    """Score finished rollouts: the last line that the agent printed against a field of its task.
+
+    Or, with `rules`, reward what their spans tell.
+    """
+    if context.invoked_subcommand is not None:
+        context.obj = config
+        return
+    if tasks is None:
+        context.fail("Missing option '--tasks'.")
     chosen = settings.load(config)
     from reward.score import score_rollouts
     from tracegrad.rollout.tasks import read_tasks

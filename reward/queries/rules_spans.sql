@@ -1,0 +1,7 @@
+-- One row is one span of a trace in which an attempt of the given rollouts has spans.
+SELECT
+    rollout_id, attempt, trace_id, span_id, parent_span_id, name, service, agent,
+    toUnixTimestamp64Nano(started_at) AS started_ns, toUnixTimestamp64Nano(ended_at) AS ended_ns,
+    status_code, error_type, is_tool, tool_name, tool_call_id, is_call
+FROM rollout_tree
+WHERE rollout_id IN {rollout_ids:Array(String)}
