@@ -45,6 +45,12 @@ EXTENDS_PATH = "tracegrad.extends.path"  # on that span, JSON: the chains betwee
 PROMPT_LENGTH = "tracegrad.prompt.length"  # how many ids the whole prompt has
 PROMPT_CRC32 = "tracegrad.prompt.crc32"  # of the whole prompt as compact JSON: what is put together must have it
 
+# A span of another system that `tracegrad import` brought.
+IMPORT_PREFIX = "tracegrad.import."
+IMPORT_SOURCE = "tracegrad.import.source"  # otlp | openinference | langfuse
+IMPORT_SERVICE = "tracegrad.import.service"  # the service and the scope that it had
+IMPORT_SCOPE = "tracegrad.import.scope"
+
 AGENT_NAME = "gen_ai.agent.name"
 OPERATION_NAME = "gen_ai.operation.name"
 PROVIDER_NAME = "gen_ai.provider.name"
