@@ -108,6 +108,16 @@ def _known_or_own(name: str, known: Iterable[str], setting: str) -> str:
     return name
 
 
+def check_scheme(name: str, setting: str) -> str:
+    """The name of a credit scheme. Raises SettingsError, which names `setting`."""
+    return _known_or_own(name, SCHEME_NAMES, setting)
+
+
+def check_estimator(name: str, setting: str) -> str:
+    """The name of an advantage estimator. Raises SettingsError, which names `setting`."""
+    return _known_or_own(name, ESTIMATOR_NAMES, setting)
+
+
 class CreditConfig(_Section):
     """`[credit]`: how the rewards of a rollout are shared by its calls (Level 1). `gamma`: discount per call."""
 
@@ -117,7 +127,7 @@ class CreditConfig(_Section):
     @field_validator("scheme")
     @classmethod
     def _scheme_is_known(cls, name: str) -> str:
-        return _known_or_own(name, SCHEME_NAMES, "credit.scheme")
+        return check_scheme(name, "credit.scheme")
 
 
 class AlgorithmConfig(_Section):
@@ -141,7 +151,7 @@ class AlgorithmConfig(_Section):
     @field_validator("name")
     @classmethod
     def _estimator_is_known(cls, name: str) -> str:
-        return _known_or_own(name, ESTIMATOR_NAMES, "algorithm.name")
+        return check_estimator(name, "algorithm.name")
 
 
 class EngineConfig(_Section):

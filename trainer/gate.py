@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.config import EngineConfig
 from trainer.transitions import Call
 
 NEUTRAL: dict[str, Callable[[Any], bool]] = {
@@ -64,6 +65,11 @@ class Gate:
     max_response_tokens: int
     max_staleness: int
     lineage: Sequence[int] | None
+
+    @classmethod
+    def of_limits(cls, engine: EngineConfig) -> "Gate":
+        """What a job's limits accept, whatever the age."""
+        return cls(engine.max_prompt_tokens, engine.max_response_tokens, max_staleness=0, lineage=None)
 
     def staleness(self, version: int | None) -> int | None:
         """How many versions were published after `version`; None when it is not of the lineage."""

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import numpy as np
 
 from tracegrad.clickhouse import DATABASE, connect, errors_in_one_line
+from tracegrad.errors import InputError
 from trainer.records import SampleRecord, StepRecord
 from trainer.reward_sets import Given, RewardSet
 from trainer.samples import Rollout
@@ -52,6 +53,20 @@ class Recorded:
     step_id: str
     used: bool
     drop_reason: str
+
+
+@dataclass(frozen=True)
+class TrainedStep:
+    """One row of `train_steps`. `config`: the `train.toml`, `metrics`: name to number; both as JSON text."""
+
+    step_id: str
+    job: str
+    policy: str
+    from_version: int
+    to_version: int
+    algorithm: str
+    config: str
+    metrics: str
 
 
 class Store:
@@ -122,6 +137,26 @@ class Store:
             for rollout_ids in _chunks(rollout.rollout_id for rollout in rollouts)
             for row in self._rows("recorded", rollout_ids=rollout_ids)
         }
+
+    def rollouts_named(self, rollout_ids: Sequence[str]) -> list[Rollout]:
+        """All attempts of these rollouts, still without calls and rewards."""
+        return self.rollouts(Since(0, untrained_only=False), rollout_ids) if rollout_ids else []
+
+    def trained_step(self, step_id: str) -> TrainedStep:
+        """The step of that id; `last` is the newest. Raises InputError where there is none."""
+        rows = self._rows("trained_step", step_id=step_id)
+        if not rows:
+            what = "no step has been trained yet" if step_id == "last" else f"no step {step_id!r} in the store"
+            raise InputError(f"{what}: steps are the rows of train_steps (`tracegrad sql`)")
+        return TrainedStep(**rows[0])
+
+    def samples_of_step(self, step_id: str) -> list[SampleRecord]:
+        """What the step did with each transition that it consumed."""
+        return [SampleRecord(**row) for row in self._rows("trained_samples", step_id=step_id)]
+
+    def reward_names(self) -> list[str]:
+        """The names of all evaluations."""
+        return [row["name"] for row in self._rows("reward_names")]
 
     def has_step(self, step_id: str) -> bool:
         """Whether the step has been recorded as a whole."""

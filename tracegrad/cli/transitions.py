@@ -2,17 +2,22 @@
 
 import asyncio
 import sys
-import time
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
 
 from tracegrad import settings
+from tracegrad.cli import training_data as options
 from tracegrad.cli.options import AsJson, ConfigFile
 from tracegrad.cli.table import table
 from tracegrad.delivered import wait_until_delivered
+
+if TYPE_CHECKING:
+    from trainer.counterfactual import Difference
+    from trainer.store import Store
 
 EXAMPLE = "Example: tracegrad transitions --task capital-7 --json > transitions.jsonl"
 
@@ -21,48 +26,99 @@ def command(
     config: ConfigFile = None,
     as_json: AsJson = False,
     *,
-    rollout: Annotated[str | None, typer.Option(help="Only this rollout.", metavar="ID")] = None,
-    task: Annotated[str | None, typer.Option(help="Only rollouts of this task.", metavar="ID")] = None,
-    agent: Annotated[str | None, typer.Option(help="Only calls of this agent.", metavar="NAME")] = None,
-    policy: Annotated[str | None, typer.Option(help="Only calls of this policy.", metavar="NAME")] = None,
-    since: Annotated[
-        str | None, typer.Option(help="From a time or an age (7d) on; `last`: what no step has consumed.")
+    rollout: options.Rollout = None,
+    task: options.Task = None,
+    agent: options.Agent = None,
+    policy: options.Policy = None,
+    since: options.SinceWhen = None,
+    job: options.JobFile = None,
+    credit: options.Credit = None,
+    gamma: options.Gamma = None,
+    advantage: options.Advantage = None,
+    no_advantage: options.NoAdvantage = False,
+    reward_set: options.RewardSet = None,
+    diff: Annotated[
+        str | None,
+        typer.Option(
+            help="Rebuild this step (`last`: the newest) and show what differs from what it did train.", metavar="STEP"
+        ),
     ] = None,
-    credit: Annotated[Literal["identical"], typer.Option(help="Credit assignment.")] = "identical",
-    gamma: Annotated[
-        float, typer.Option(min=0, max=1, help="Discount of later rewards; `identical` credit has none and ignores it.")
-    ] = 1.0,
-    advantage: Annotated[Literal["grpo"], typer.Option(help="Advantage estimator.")] = "grpo",
-    no_advantage: Annotated[bool, typer.Option("--no-advantage", help="Leave advantages out.")] = False,
 ) -> None:
-    """Show what training sees: state, action, reward and next state of every model call, down to the token."""
+    """Show what training sees: state, action, reward and next state of every model call, down to the token.
+
+    With other rewards (--reward-set) or credit it shows what a job would have trained with them; with --diff, beside
+    what it did train.
+    """
     chosen = settings.load(config)
-    from trainer.listing import Wanted, list_transitions
-    from trainer.since import Since, parse_since
+    from trainer.listing import list_transitions
     from trainer.store import Store
 
-    wanted = Wanted(
-        since=Since(0, untrained_only=False) if since is None else parse_since(since, time.time_ns()),
-        scheme=credit,
-        estimator=None if no_advantage else advantage,
-        rollout_id=rollout,
-        task_id=task,
-        agent=agent,
-        policy=policy,
+    selection = options.Selection(
+        rollout, task, agent, policy, since, job, credit, gamma, advantage, no_advantage, reward_set
     )
+    selection.job_config()
     asyncio.run(wait_until_delivered(chosen))
     store = Store(chosen.clickhouse)
     try:
-        lines = list_transitions(store, wanted)
+        if diff is not None:
+            _show_differences(_differences(store, diff, selection), as_json)
+            return
+        lines = list_transitions(store, selection.wanted(store))
+        if as_json:
+            _write(lines)
+            return
+        for text in _table(list(lines)):
+            typer.echo(text)
     finally:
         store.close()
-    if not as_json:
-        for text in _table(lines):
-            typer.echo(text)
-        return
+
+
+def _write(lines: Iterable[dict[str, Any]]) -> None:
     for line in lines:
         sys.stdout.buffer.write(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
     sys.stdout.flush()
+
+
+def _differences(store: "Store", step_id: str, selection: options.Selection) -> "list[Difference]":
+    from trainer.batch_choices import Choices
+    from trainer.counterfactual import config_of_step, differences
+
+    step = store.trained_step(step_id)
+    config = selection.job_config() or config_of_step(step)
+    choices = selection.changed(Choices.of_job(config), config, store)
+    return [
+        found
+        for found in differences(store, step, config, choices)
+        if selection.rollout in (None, found.rollout_id) and selection.agent in (None, found.agent)
+    ]
+
+
+def _show_differences(found: "Sequence[Difference]", as_json: bool) -> None:
+    if as_json:
+        _write(difference.line() for difference in found)
+        return
+    header = ("ROLLOUT", "AGENT", "SPAN", "CREDIT", "NOW", "ADVANTAGE", "NOW", "USED", "NOW")
+    rows = [
+        (
+            difference.rollout_id + (f"/{difference.attempt}" if difference.attempt else ""),
+            difference.agent,
+            difference.span_id,
+            *(_number(side.credit) for side in (difference.trained, difference.rebuilt)),
+            *(_number(side.advantage) for side in (difference.trained, difference.rebuilt)),
+            *("yes" if side.used else f"no: {side.drop_reason}" for side in (difference.trained, difference.rebuilt)),
+        )
+        for difference in found
+        if not difference.same
+    ]
+    if rows:
+        for text in table(header, rows):
+            typer.echo(text)
+    counts = Counter(difference.same for difference in found)
+    typer.echo(f"{counts[True]} transitions would be trained as they were, {counts[False]} would not")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:+.4f}"
 
 
 def _table(lines: Sequence[dict[str, Any]]) -> list[str]:

@@ -1,0 +1,119 @@
+"""Options that `tracegrad transitions` and `tracegrad export` share: which transitions, and how they are judged."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from trainer.batch_choices import Choices
+    from trainer.config import TrainConfig
+    from trainer.listing import Wanted
+    from trainer.store import Store
+
+Rollout = Annotated[str | None, typer.Option("--rollout", help="Only this rollout.", metavar="ID")]
+Task = Annotated[str | None, typer.Option("--task", help="Only rollouts of this task.", metavar="ID")]
+Agent = Annotated[str | None, typer.Option("--agent", help="Only calls of this agent.", metavar="NAME")]
+Policy = Annotated[str | None, typer.Option("--policy", help="Only calls of this policy.", metavar="NAME")]
+SinceWhen = Annotated[
+    str | None,
+    typer.Option("--since", help="From a time or an age (7d) on; `last`: what no step has consumed.", metavar="WHEN"),
+]
+JobFile = Annotated[
+    Path | None,
+    typer.Option("--job", help="Judge as this job would: a train.toml.", metavar="TRAIN_TOML"),
+]
+Credit = Annotated[
+    str | None,
+    typer.Option(
+        "--credit",
+        help="Credit assignment: identical, discounted, step, hierarchical (the default), or your own as "
+        "package.module:function.",
+        metavar="SCHEME",
+    ),
+]
+Gamma = Annotated[float | None, typer.Option("--gamma", min=0, max=1, help="Discount per call (default: 1).")]
+Advantage = Annotated[
+    str | None,
+    typer.Option(
+        "--advantage",
+        help="Advantage estimator: grpo (the default), dr_grpo, rloo, reinforce_plus_plus, "
+        "reinforce_plus_plus_baseline, gigpo, or your own as package.module:function.",
+        metavar="ESTIMATOR",
+    ),
+]
+NoAdvantage = Annotated[bool, typer.Option("--no-advantage", help="Leave advantages out.")]
+RewardSet = Annotated[
+    str | None,
+    typer.Option(
+        "--reward-set",
+        help="Count only these rewards: a [reward_set.NAME] of the job, or the name of an evaluation.",
+        metavar="NAME",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The options as they were given; None where they were not."""
+
+    rollout: str | None = None
+    task: str | None = None
+    agent: str | None = None
+    policy: str | None = None
+    since: str | None = None
+    job: Path | None = None
+    credit: str | None = None
+    gamma: float | None = None
+    advantage: str | None = None
+    no_advantage: bool = False
+    reward_set: str | None = None
+
+    def job_config(self) -> "TrainConfig | None":
+        """The job's `train.toml`. Raises SettingsError."""
+        from trainer import config
+
+        return config.load(self.job) if self.job is not None else None
+
+    def wanted(self, store: "Store") -> "Wanted":
+        """What to list. Raises SettingsError and InputError where a choice is none."""
+        from trainer.batch_choices import Choices
+        from trainer.gate import Gate
+        from trainer.listing import GATE, Wanted
+        from trainer.since import Since, parse_since
+
+        config = self.job_config()
+        return Wanted(
+            since=Since(0, untrained_only=False) if self.since is None else parse_since(self.since, time.time_ns()),
+            choices=self.changed(Choices() if config is None else Choices.of_job(config), config, store),
+            gate=GATE if config is None else Gate.of_limits(config.engine),
+            advantages=not self.no_advantage,
+            rollout_id=self.rollout,
+            task_id=self.task,
+            agent=self.agent,
+            policy=config.data.policy if config is not None and self.policy is None else self.policy,
+        )
+
+    def changed(self, choices: "Choices", config: "TrainConfig | None", store: "Store") -> "Choices":
+        """`choices` with what the options say instead. `config`: where reward sets are looked up first."""
+        from dataclasses import replace
+
+        from tracegrad.errors import InputError
+        from trainer.config import check_estimator, check_scheme
+        from trainer.reward_sets import reward_set_named
+
+        if self.credit is not None:
+            choices = replace(choices, scheme=check_scheme(self.credit, "--credit"))
+        if self.gamma is not None:
+            choices = replace(choices, credit_gamma=self.gamma)
+        if self.advantage is not None:
+            choices = replace(choices, estimator=check_estimator(self.advantage, "--advantage"))
+        if self.reward_set is not None:
+            tables = config.reward_set if config is not None else {}
+            if self.reward_set not in tables and self.reward_set not in (names := store.reward_names()):
+                known = ", ".join([*tables, *names]) or "none yet"
+                raise InputError(f"no reward set and no evaluation is called {self.reward_set!r}: there are {known}")
+            choices = replace(choices, reward_set=reward_set_named(self.reward_set, tables))
+        return choices
