@@ -82,7 +82,8 @@ def _checked(model: type[RuleSettings], table: Mapping[str, Any], where: str, fi
     try:
         return model.model_validate(table)
     except ValidationError as error:
-        first = error.errors()[0]
+        # A name that is misspelt is also missing.
+        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
         name = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             known = list(model.model_fields)

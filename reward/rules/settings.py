@@ -70,4 +70,11 @@ class CostSettings(AgentSettings):
 class OwnSettings(ToolSettings):
     """Of a rule of the user's own. `function`: `module:function`, where both are found by import."""
 
-    function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    function: str
+
+    @field_validator("function")
+    @classmethod
+    def _names_module_and_function(cls, function: str) -> str:
+        if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", function) is None:
+            raise ValueError(f"write module:function instead of {function!r}")
+        return function
