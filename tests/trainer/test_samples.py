@@ -3,15 +3,22 @@
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainer.failures import FailurePolicy
+from trainer.merging import rows_of
 
+from trainer.advantage import Options
+from trainer.batch_choices import Choices
+from trainer.config import DataConfig
 from trainer.gate import Gate
-from trainer.samples import Rollout, Sample, Samples, rows_of, samples_of
+from trainer.reward_sets import Given, RewardSet
+from trainer.samples import Rollout, Sample, Samples, samples_of
 from trainer.transitions import Call
 
 GATE = Gate(max_prompt_tokens=100, max_response_tokens=100, max_staleness=1, lineage=[0, 1, 2])
@@ -33,9 +40,11 @@ def rollout(make_call: Callable[..., Call]) -> MakeRollout:
             trace_id="ab" * 16,
             root_span_id=f"{name}.root",
             status="succeeded",
+            error_type="",
             split="train",
             reward=reward,
             calls=calls,
+            given=[Given(f"{name}.root", "answer", reward)],
             rewards={f"{name}.root": reward},
         )
 
@@ -43,32 +52,40 @@ def rollout(make_call: Callable[..., Call]) -> MakeRollout:
 
 
 def judged(rollouts: Sequence[Rollout], min_group: int = 2) -> Samples:
-    return samples_of(rollouts, "policy", scheme="identical", estimator="grpo", min_group=min_group, gate=GATE)
+    return samples_of(rollouts, "policy", Choices(min_group=min_group), GATE)
 
 
 def samples(rollouts: Sequence[Rollout], min_group: int = 2) -> Sequence[Sample]:
     return judged(rollouts, min_group).all
 
 
+def weights(found: Samples) -> list[float]:
+    """Of each used sample, the weight of its tokens."""
+    rows, _ = rows_of(found, merge=False, max_row_tokens=1000)
+    for row in rows:
+        assert len(set(row.weights[row.mask])) == 1
+        assert not row.weights[~row.mask].any()
+    return [float(row.weights[row.mask][0]) for row in rows]
+
+
 def test_worked_example_2_weights_per_call_token(rollout: MakeRollout) -> None:
     found = judged([rollout("a", 1, n_calls=3), rollout("b", 1), rollout("c", 0)])
     assert [sample.advantage for sample in found.all] == pytest.approx([0.5773] * 4 + [-1.1547], abs=1e-4)
-    rows = rows_of(found)
-    tokens = len(rows[0].response_token_ids)
-    assert [row.weight for row in rows] == pytest.approx([1 / (3 * 3 * tokens)] * 3 + [1 / (3 * tokens)] * 2)
+    tokens = len(found.all[0].transition.call.response_token_ids)
+    assert weights(found) == pytest.approx([1 / (3 * 3 * tokens)] * 3 + [1 / (3 * tokens)] * 2)
 
 
 def test_three_rollouts_in_six_rows_have_mass_one(rollout: MakeRollout) -> None:
-    rows = rows_of(judged([rollout("a", 1, n_calls=3), rollout("b", 1, n_calls=2), rollout("c", 0)]))
-    assert len(rows) == 6
-    assert sum(row.weight * len(row.response_token_ids) for row in rows) == pytest.approx(1.0)
+    found = judged([rollout("a", 1, n_calls=3), rollout("b", 1, n_calls=2), rollout("c", 0)])
+    assert len(weights(found)) == 6
+    assert sum(2 * weight for weight in weights(found)) == pytest.approx(1.0)
 
 
 def test_advantages_come_before_drops(rollout: MakeRollout) -> None:
     found = judged([rollout("a", 1), rollout("b", 1, policy_version=0), rollout("c", 0)])
     assert [sample.advantage for sample in found.all] == pytest.approx([0.5773, 0.5773, -1.1547], abs=1e-4)
     assert [sample.drop_reason for sample in found.all] == ["", "stale", ""]
-    assert [row.weight for row in rows_of(found)] == pytest.approx([1 / 6, 1 / 6])
+    assert weights(found) == pytest.approx([1 / 6, 1 / 6])
 
 
 def test_a_partly_dropped_rollout_still_weighs_as_one(rollout: MakeRollout, make_call: Callable[..., Call]) -> None:
@@ -77,7 +94,7 @@ def test_a_partly_dropped_rollout_still_weighs_as_one(rollout: MakeRollout, make
     mixed = Rollout(**{**vars(first), "calls": [*first.calls, long]})
     found = judged([mixed, rollout("b", 0)])
     assert [sample.drop_reason for sample in found.all] == ["", "", "too_long", ""]
-    assert [row.weight for row in rows_of(found)] == pytest.approx([1 / 8, 1 / 8, 1 / 4])
+    assert weights(found) == pytest.approx([1 / 8, 1 / 8, 1 / 4])
 
 
 def test_a_group_of_one_is_dropped_and_a_flat_group_counts_without_training(rollout: MakeRollout) -> None:
@@ -93,7 +110,7 @@ def test_a_group_of_one_is_dropped_and_a_flat_group_counts_without_training(roll
     reasons = {sample.rollout[0]: sample.drop_reason for sample in found.all}
     assert reasons == {"a": "singleton_group", "b": "no_signal", "c": "no_signal", "d": "", "e": ""}
     assert [sample.advantage for sample in found.all[:3]] == [0, 0, 0]
-    assert [row.weight for row in rows_of(found)] == pytest.approx([1 / 8, 1 / 8])
+    assert weights(found) == pytest.approx([1 / 8, 1 / 8])
 
 
 def test_rollouts_without_a_task_are_not_a_group(rollout: MakeRollout) -> None:
@@ -104,7 +121,7 @@ def test_rollouts_without_a_task_are_not_a_group(rollout: MakeRollout) -> None:
 def test_a_larger_minimum_drops_pairs(rollout: MakeRollout) -> None:
     found = judged([rollout("a", 1), rollout("b", 0)], min_group=3)
     assert {sample.drop_reason for sample in found.all} == {"singleton_group"}
-    assert rows_of(found) == []
+    assert weights(found) == []
 
 
 def test_only_the_policys_calls_are_samples(rollout: MakeRollout) -> None:
@@ -119,9 +136,119 @@ def test_a_rollout_that_failed_before_it_had_a_sample_counts_in_its_group(rollou
         found = judged([rollout("a", 1), rollout("b", 1), without])
         assert [sample.rollout[0] for sample in found.all] == ["a", "b"]
         assert [sample.advantage for sample in found.all] == pytest.approx([0.5773, 0.5773], abs=1e-4)
-        assert [row.weight for row in rows_of(found)] == pytest.approx([1 / 6, 1 / 6])
+        assert weights(found) == pytest.approx([1 / 6, 1 / 6])
     others = rollout("c", 0, policy="other", **failed)
     assert {sample.drop_reason for sample in samples([rollout("a", 1), rollout("b", 1), others])} == {"no_signal"}
+
+
+def test_only_the_chosen_agents_are_samples(rollout: MakeRollout, make_call: Callable[..., Call]) -> None:
+    agents = ("writer", "rewriter", "checker")
+    first, second = (
+        replace(
+            rollout(name, reward),
+            calls=[
+                make_call(f"{name}.{agent}", number, rollout_id=name, policy_version=2, agent=agent)
+                for number, agent in enumerate(agents)
+            ],
+        )
+        for name, reward in (("a", 1), ("b", 0))
+    )
+    for chosen, expected in ((("writer", "re.*"), {"writer", "rewriter"}), (("write",), set()), ((), set(agents))):
+        found = samples_of([first, second], "policy", Choices(agents=chosen), GATE).all
+        assert {sample.transition.call.agent for sample in found} == expected
+
+
+def test_several_policies_in_one_trace_train_each_on_its_own_calls(
+    rollout: MakeRollout, make_call: Callable[..., Call]
+) -> None:
+    pair = []
+    for name, reward in (("a", 1.0), ("b", 0.0)):
+        calls = [
+            make_call(f"{name}.{number}", number, rollout_id=name, policy=policy, policy_version=2)
+            for number, policy in enumerate(["writer", "critic", "writer"])
+        ]
+        one = replace(rollout(name, reward), calls=calls, given=[Given(f"{name}.1", "critique", reward)])
+        pair.append(one)
+    of_writer = samples_of(pair, "writer", Choices(scheme="step"), GATE).all
+    of_critic = samples_of(pair, "critic", Choices(scheme="step"), GATE).all
+    assert [(sample.transition.call.span_id, sample.credit) for sample in of_writer] == [
+        ("a.0", 0.0),
+        ("a.2", 0.0),
+        ("b.0", 0.0),
+        ("b.2", 0.0),
+    ]
+    assert [(sample.transition.call.span_id, sample.credit) for sample in of_critic] == [("a.1", 1.0), ("b.1", 0.0)]
+
+
+def test_a_reward_set_counts_some_rewards_with_weights(rollout: MakeRollout) -> None:
+    def with_rewards(name: str, answer: float, failed: float) -> Rollout:
+        given = [Given(f"{name}.root", "answer", answer), Given(f"{name}.0", "rule.tool_failed", failed)]
+        return replace(rollout(name, answer), given=given)
+
+    batch = [with_rewards("a", 1, -1), with_rewards("b", 0, -1), replace(rollout("c", 1), given=[])]
+
+    def credits(weights: dict[str, float] | None) -> list[tuple[float, str]]:
+        found = samples_of(batch, "policy", Choices(reward_set=RewardSet(weights)), GATE).all
+        return [(sample.credit, sample.drop_reason) for sample in found]
+
+    assert credits(None) == [(0.0, ""), (-1.0, ""), (0.0, "no_reward")]
+    assert credits({"answer": 2.0}) == [(2.0, ""), (0.0, ""), (0.0, "no_reward")]
+    assert credits({"answer": 1.0, "rule.*": 0.5}) == [(0.5, ""), (-0.5, ""), (0.0, "no_reward")]
+    assert credits({"rule.*": 0.5, "rule.tool_failed": 3.0})[0] == (-3.0, "no_signal")
+    assert credits({"unheard of": 1.0}) == [(0.0, "no_reward")] * 3
+
+
+def test_what_failed_is_dropped_masked_penalised_or_kept(rollout: MakeRollout) -> None:
+    batch = [rollout("a", 1), rollout("b", 0), replace(rollout("c", 0), status="timeout", error_type="timeout")]
+
+    def judged_with(action: str) -> tuple[list[tuple[float, float, str]], Samples]:
+        data = DataConfig.model_validate({"on_failure": {"timeout": action}, "penalty": -2.0})
+        choices = Choices(failures=FailurePolicy.from_config(data), penalty=data.penalty)
+        found = samples_of(batch, "policy", choices, GATE)
+        return [(sample.credit, round(sample.advantage, 4), sample.drop_reason) for sample in found.all], found
+
+    kept, found = judged_with("keep")
+    assert kept == [(1.0, 1.1547, ""), (0.0, -0.5773, ""), (0.0, -0.5773, "")]
+    assert found.failures == {("timeout", "keep"): 1}
+    assert judged_with("mask")[0] == [*kept[:2], (0.0, -0.5773, "failed_timeout")]
+    dropped, found = judged_with("drop")
+    assert dropped == [(1.0, 0.7071, ""), (0.0, -0.7071, ""), (0.0, 0.0, "failed_timeout")]
+    assert found.n_grouped == 2
+    penalised, _ = judged_with("penalize")
+    assert [credit for credit, _, _ in penalised] == [1.0, 0.0, -2.0]
+    assert penalised[2][2] == ""
+
+
+def test_a_call_that_failed_is_judged_by_itself(rollout: MakeRollout, make_call: Callable[..., Call]) -> None:
+    batch = []
+    for name, reward in (("a", 1), ("b", 0)):
+        calls = [
+            make_call(f"{name}.{number}", number, rollout_id=name, policy_version=2, finish_reason=reason)
+            for number, reason in enumerate(["stop", "length"])
+        ]
+        batch.append(replace(rollout(name, reward), calls=calls))
+
+    def judged_with(action: str) -> list[tuple[str, float, str]]:
+        data = DataConfig.model_validate({"on_failure": {"truncation": action}, "penalty": -2.0})
+        choices = Choices(failures=FailurePolicy.from_config(data), penalty=data.penalty)
+        found = samples_of(batch, "policy", choices, GATE).all
+        return [(sample.transition.call.span_id, sample.credit, sample.drop_reason) for sample in found]
+
+    assert judged_with("keep") == [("a.0", 1, ""), ("a.1", 1, ""), ("b.0", 0, ""), ("b.1", 0, "")]
+    assert judged_with("mask")[1::2] == [("a.1", 1, "failed_truncation"), ("b.1", 0, "failed_truncation")]
+    assert judged_with("penalize") == [("a.0", 1, ""), ("a.1", -1, ""), ("b.0", 0, ""), ("b.1", -2, "")]
+    assert judged_with("drop")[1] == ("a.1", 0, "failed_truncation")
+
+
+def test_token_level_advantages_reach_the_rows(rollout: MakeRollout) -> None:
+    choices = Choices(estimator="reinforce_plus_plus", options=Options(gamma=0.5))
+    found = samples_of([rollout("a", 1), rollout("b", 0)], "policy", choices, GATE)
+    rows, _ = rows_of(found, merge=False, max_row_tokens=1000)
+    first = found.all[0].token_advantages
+    assert first.shape == (2,)
+    assert first[0] < first[1]
+    assert found.all[0].advantage == pytest.approx(first.mean())
+    assert rows[0].advantages[rows[0].mask] == pytest.approx(first)
 
 
 @given(
@@ -146,8 +273,8 @@ def test_every_rollout_weighs_the_same_in_any_order(
     tasks = [rollout.task_id for rollout in rollouts]
     assert batch.n_grouped == sum(tasks.count(task) > 1 for task in tasks)
     mass: dict[object, float] = defaultdict(float)
-    for sample, row in zip(batch.used, rows_of(batch), strict=True):
-        mass[sample.rollout] += row.weight * len(row.response_token_ids)
+    for sample, weight in zip(batch.used, weights(batch), strict=True):
+        mass[sample.rollout] += weight * len(sample.transition.call.response_token_ids)
     assert [value * batch.n_grouped for value in mass.values()] == pytest.approx([1.0] * len(mass))
     for task in "abc":
         of_task = {sample.rollout: sample.advantage for sample in found if sample.transition.call.task_id == task}
