@@ -6,7 +6,7 @@ in `train_steps` comes last; a step without it has not been recorded.
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -116,19 +116,35 @@ class Store:
         """The same attempts with their calls, spans and rewards."""
         calls: dict[Attempt, list[Call]] = defaultdict(list)
         spans: dict[Attempt, list[Span]] = defaultdict(list)
-        given: dict[Attempt, list[Given]] = defaultdict(list)
         for rollout_ids in _chunks(rollout.rollout_id for rollout in rollouts):
             for row in self._rows("calls", rollout_ids=rollout_ids):
                 calls[row["rollout_id"], row["attempt"]].append(_call(row))
             for row in self._rows("spans", rollout_ids=rollout_ids):
                 spans[row.pop("rollout_id"), row.pop("attempt")].append(Span(**row))
-            for row in self._rows("rewards", rollout_ids=rollout_ids):
-                given[row.pop("rollout_id"), row.pop("attempt")].append(Given(**row))
+        given = self.given([rollout.rollout_id for rollout in rollouts])
         filled = [
-            replace(rollout, calls=calls[rollout.key], spans=spans[rollout.key], given=given[rollout.key])
+            replace(rollout, calls=calls[rollout.key], spans=spans[rollout.key], given=given.get(rollout.key, ()))
             for rollout in rollouts
         ]
         return [RewardSet().weighed(rollout) for rollout in filled]
+
+    def given(self, rollout_ids: Sequence[str]) -> dict[Attempt, list[Given]]:
+        """The newest evaluations of the spans of these rollouts."""
+        given: dict[Attempt, list[Given]] = defaultdict(list)
+        for some in _chunks(rollout_ids):
+            for row in self._rows("rewards", rollout_ids=some):
+                given[row.pop("rollout_id"), row.pop("attempt")].append(Given(**row))
+        return given
+
+    def call_messages(self, rollout_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """What the calls of these rollouts were asked and answered, of every model, by rollout, start and span id."""
+        for some in _chunks(rollout_ids):
+            yield from self._rows("call_messages", rollout_ids=some)
+
+    def tool_definitions(self, rollout_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Which of their spans tell what tools a call was offered."""
+        for some in _chunks(rollout_ids):
+            yield from self._rows("tool_definitions", rollout_ids=some)
 
     def recorded(self, rollouts: Sequence[Rollout]) -> dict[tuple[str, str], Recorded]:
         """By policy and span id, what steps did with the calls of these attempts."""

@@ -21,7 +21,7 @@ EXAMPLE = "Example: tracegrad import traces/*.json --task support"
 
 
 def command(
-    files: Annotated[list[Path], typer.Argument(help="Files of traces in JSON, or JSON lines.", metavar="FILE...")],
+    files: Annotated[list[Path], typer.Argument(help="Files of traces in JSON, or JSON lines.", metavar="FILE")],
     *,
     chosen_format: Annotated[
         Literal["auto", "otlp", "openinference", "langfuse"],
