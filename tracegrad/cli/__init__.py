@@ -11,6 +11,7 @@ from tracegrad.cli import (
     collector,
     demo,
     doctor,
+    export,
     import_,
     policy,
     prompt,
@@ -34,7 +35,7 @@ app = typer.Typer(
     help="Trains the AI agents you already run, from their OpenTelemetry traces.",
     epilog="Start with: tracegrad demo",
 )
-for module in (up, sidecar, collector, rollout, train, transitions, import_, sql, doctor, demo, bench):
+for module in (up, sidecar, collector, rollout, train, transitions, export, import_, sql, doctor, demo, bench):
     name = module.__name__.rpartition(".")[2].rstrip("_")
     app.command(name, epilog=module.EXAMPLE, no_args_is_help=False, **getattr(module, "COMMAND_OPTIONS", {}))(
         module.command

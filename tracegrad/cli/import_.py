@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,6 +9,7 @@ import typer
 
 from tracegrad import settings
 from tracegrad.cli.options import AsJson, ConfigFile
+from tracegrad.cli.progress import counting
 from tracegrad.delivered import wait_until_delivered
 
 if TYPE_CHECKING:
@@ -47,10 +45,10 @@ def command(
     from tracegrad.importing import reading, sending
 
     found = [reading.recognised(file, chosen_format) for file in files]
-    with _progress("read") as progress:
+    with counting("read", "records") as progress:
         what = sending.read(found, rollout or None, task or None, progress)
     if not dry_run:
-        with _progress("sent") as progress:
+        with counting("sent", "records") as progress:
             asyncio.run(sending.send(what, chosen, progress))
         asyncio.run(wait_until_delivered(chosen))
     imported = what.imported
@@ -66,26 +64,3 @@ def _sentence(imported: "Imported", *, dry_run: bool) -> str:
     silent = f"; {imported.silent_calls} calls tell no messages" if imported.silent_calls else ""
     done = "would import" if dry_run else "imported"
     return f"{done} {told} ({', '.join(parts)}), without token ids{silent}"
-
-
-@contextmanager
-def _progress(done: str) -> Iterator[Callable[[int], None]]:
-    """A line that is written over on a terminal; elsewhere a line for every 100,000 records."""
-    on_terminal = sys.stderr.isatty()
-    told = 0
-
-    def progress(count: int) -> None:
-        nonlocal told
-        if on_terminal:
-            sys.stderr.write(f"\r{done} {count} records")
-        elif count - told >= 100_000:
-            sys.stderr.write(f"{done} {count} records\n")
-        else:
-            return
-        told = count
-        sys.stderr.flush()
-
-    yield progress
-    if on_terminal and told:
-        sys.stderr.write("\r\033[K")
-        sys.stderr.flush()
