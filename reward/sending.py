@@ -15,7 +15,7 @@ async def send(settings: Settings, source: str, events: Sequence[LogRecord]) -> 
     """Send all of them, in one request as long as they fit into one. Raises UnreachableError when any was not taken."""
     if not events:
         return
-    async with OtlpSender(settings.otlp, source, access=settings.otlp_access) as sender:
+    async with OtlpSender(settings.otlp, source, close_timeout_s=0.1, access=settings.otlp_access) as sender:
         taken = sum(sender.put(event) for event in events)
         flushed = await sender.flush(STORE_TIMEOUT_S)
         refused = sender.counters.dropped_refused

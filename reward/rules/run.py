@@ -74,12 +74,11 @@ class Evaluated:
 
 @dataclass
 class _Outbox:
-    """Events on their way out. `count`: how many were sent; `since_ns`: the earliest time that one bears."""
+    """Events on their way to the store."""
 
     settings: Settings
+    store: Store
     events: list[LogRecord] = field(default_factory=list)
-    count: int = 0
-    since_ns: int = field(default_factory=time.time_ns)
 
     async def add(self, new: Sequence[LogRecord]) -> None:
         self.events += new
@@ -87,10 +86,22 @@ class _Outbox:
             await self.empty()
 
     async def empty(self) -> None:
-        self.since_ns = min([self.since_ns, *(event.time_unix_nano for event in self.events)])
+        """Send them, and return when the store shows them. Raises UnreachableError."""
+        if not self.events:
+            return
+        since_ns = min(event.time_unix_nano for event in self.events)
+        before, count = await self._stored(since_ns), len(self.events)
         await send(self.settings, SOURCE, self.events)
-        self.count += len(self.events)
         self.events = []
+        deadline = time.monotonic() + STORE_TIMEOUT_S
+        while (stored := await self._stored(since_ns) - before) < count:
+            if time.monotonic() > deadline:
+                raise UnreachableError(f"the store shows {stored} of {count} rewards: see the collector's log")
+            await asyncio.sleep(0.1)
+
+    async def _stored(self, since_ns: int) -> int:
+        rows = await asyncio.to_thread(self.store.ask, "rules_stored", {"source": SOURCE, "since_ns": since_ns})
+        return int(rows[0][0])
 
 
 async def apply_rules(
@@ -110,7 +121,7 @@ async def apply_rules(
     await wait_until_delivered(settings)
     store = Store(settings.clickhouse, await asyncio.to_thread(clickhouse.connect, settings.clickhouse))
     result = Evaluated({PREFIX + rule.name: Tally() for rule in rules}, dry_run=dry_run)
-    outbox = _Outbox(settings)
+    outbox = _Outbox(settings, store)
     try:
         quiet_before_ns = time.time_ns() - round(quiet_s * 1e9)
         found = await asyncio.to_thread(outlines, store, rollout_id, since_ns, quiet_before_ns)
@@ -123,7 +134,6 @@ async def apply_rules(
             if not dry_run:
                 await outbox.add(new)
         await outbox.empty()
-        await _wait_until_stored(store, outbox)
     finally:
         await asyncio.to_thread(store.client.close)
     return result
@@ -156,15 +166,3 @@ def _given(store: Store, chunk: Sequence[Outline]) -> Mapping[Key, list[Given]]:
     for rollout_id, attempt, *row in store.ask("rules_given", parameters):
         found.setdefault((rollout_id, attempt), []).append(Given(*row))
     return found
-
-
-async def _wait_until_stored(store: Store, outbox: _Outbox) -> None:
-    deadline = time.monotonic() + STORE_TIMEOUT_S
-    while outbox.count:
-        rows = await asyncio.to_thread(store.ask, "rules_stored", {"source": SOURCE, "since_ns": outbox.since_ns})
-        stored = int(rows[0][0])
-        if stored >= outbox.count:
-            return
-        if time.monotonic() > deadline:
-            raise UnreachableError(f"the store shows {stored} of {outbox.count} rewards: see the collector's log")
-        await asyncio.sleep(0.1)

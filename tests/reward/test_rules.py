@@ -1,0 +1,529 @@
+"""Rules over a real collector: what they give on spans as frameworks send them, and what running them again changes."""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from framework_captures import CAPTURES, Capture, load
+from google.protobuf.message import Message
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from recorded_rollout import Recorder
+
+import reward
+from reward.rules.file import load as load_rules
+from reward.rules.run import Evaluated, apply_rules
+from tracegrad import clickhouse, names, otlp
+from tracegrad.delivered import wait_until_delivered
+from tracegrad.errors import TracegradError, UnreachableError
+from tracegrad.settings import Settings
+
+SECOND = 1_000_000_000
+TOOL = {names.OPERATION_NAME: "execute_tool"}
+NAME, CALL_ID, ARGUMENTS = "gen_ai.tool.name", "gen_ai.tool.call.id", "gen_ai.tool.call.arguments"
+DEFINITIONS = json.dumps(
+    [{"type": "function", "name": "weather", "parameters": {"properties": {"city": {"type": "string"}}}}]
+)
+ONE_RULE = "[rules.answer_truncated]\nweight = -0.5\n"
+
+needs_captures = pytest.mark.skipif(
+    not CAPTURES.is_dir(), reason="needs ../shared/fixtures/framework_captures, what frameworks really sent"
+)
+
+
+class Collector:
+    """The collector of `settings`, for a Recorder."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.otlp = settings.otlp
+
+    def send(self, request: Message) -> Any:
+        path = "/v1/traces" if hasattr(request, "resource_spans") else "/v1/logs"
+        post = urllib.request.Request(
+            self.otlp + path, request.SerializeToString(), {"content-type": "application/x-protobuf"}
+        )
+        with urllib.request.urlopen(post, timeout=30) as answer:
+            return SimpleNamespace(status=answer.status)
+
+
+@pytest.fixture
+def recorder(settings: Settings) -> Recorder:
+    """A rollout of its own, that began a minute ago."""
+    return Recorder(Collector(settings), start=time.time_ns() - 60 * SECOND)
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Any:
+    """A function that makes rules of TOML."""
+
+    def make(text: str) -> Any:
+        file = tmp_path / f"{secrets.token_hex(4)}.toml"
+        file.write_text(text)
+        return load_rules(file)
+
+    return make
+
+
+async def apply(settings: Settings, recorder: Recorder, rules: Any, **options: Any) -> Evaluated:
+    return await apply_rules(settings, rules, rollout_id=recorder.rollout_id, **{"quiet_s": 0.0} | options)
+
+
+def given(settings: Settings, rollout_id: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """By span id and name, the newest rewards of a rollout."""
+    client = clickhouse.connect(settings.clickhouse)
+    try:
+        rows = client.query(
+            "SELECT * FROM rewards WHERE rollout_id = {rollout:String}", parameters={"rollout": rollout_id}
+        ).named_results()
+        return {(row["span_id"], row["name"]): row for row in rows}
+    finally:
+        client.close()
+
+
+def scores(settings: Settings, recorder: Recorder) -> dict[tuple[str, str], float]:
+    return {key: row["score"] for key, row in given(settings, recorder.rollout_id).items()}
+
+
+def written(settings: Settings, recorder: Recorder) -> int:
+    """How many evaluation events there are of a rollout, replaced ones among them."""
+    client = clickhouse.connect(settings.clickhouse)
+    try:
+        query = "SELECT count() FROM evaluations WHERE told_rollout_id = {rollout:String}"
+        return int(client.query(query, parameters={"rollout": recorder.rollout_id}).result_rows[0][0])
+    finally:
+        client.close()
+
+
+def said(*parts: dict[str, Any]) -> str:
+    return json.dumps([{"role": "assistant", "parts": parts, "finish_reason": "stop"}])
+
+
+def asks(call_id: str, arguments: Any, name: str = "weather") -> dict[str, Any]:
+    return {"type": "tool_call", "id": call_id, "name": name, "arguments": arguments}
+
+
+def failed(span: Span, error_type: str = "") -> Span:
+    span.status.code = Status.STATUS_CODE_ERROR
+    if error_type:
+        span.attributes.append(KeyValue(key=names.ERROR_TYPE, value={"string_value": error_type}))
+    return span
+
+
+async def test_every_rule_on_what_sidecar_and_tracer_send(settings: Settings, recorder: Recorder, rules: Any) -> None:
+    agent = recorder.agent("writer", recorder.root.span_id)
+    asking = recorder.call(
+        agent.span_id,
+        OUTPUT_MESSAGES=said(asks("1", {"city": "Paris"}), asks("2", {"city": 3}), asks("3", '{"city": "Pa')),
+        TOOL_DEFINITIONS=DEFINITIONS,
+        INPUT_TOKENS=1000,
+        OUTPUT_TOKENS=500,
+    )
+    cut = recorder.call(agent.span_id, FINISH_REASONS=["length"])
+    words = "This model's maximum context length is 512 tokens. However, your prompt contains 600 input tokens."
+    refused = failed(
+        recorder.call(
+            agent.span_id,
+            TRAINABLE=False,
+            ERROR_TYPE="400",
+            FINISH_REASONS=None,
+            OUTPUT_MESSAGES=None,
+            PROMPT_TOKEN_IDS=None,
+            RESPONSE_TOKEN_IDS=None,
+            RESPONSE_LOGPROBS=None,
+        )
+    )
+    refused.status.message = words
+    first = failed(
+        recorder.plain("tool", agent.span_id, TOOL | {NAME: "weather", CALL_ID: "1"}, at=range(10, 20)), "TimeoutError"
+    )
+    second = recorder.plain("tool", agent.span_id, TOOL | {NAME: "weather", CALL_ID: "1"}, at=range(30, 40))
+    root = recorder.root_span()
+    root.end_time_unix_nano = recorder.start + 7 * SECOND
+    recorder.send(agent, asking, cut, refused, first, second, root)
+
+    evaluated = await apply(
+        settings,
+        recorder,
+        rules(
+            """
+            [rules]
+            version = "1"
+            [rules.tool_failed]
+            weight = -0.1
+            [rules.tool_retried]
+            weight = -0.2
+            [rules.invalid_tool_arguments]
+            weight = -1
+            [rules.malformed_tool_call]
+            weight = -3
+            [rules.answer_truncated]
+            weight = -0.5
+            [rules.context_overflow]
+            weight = -0.25
+            [rules.latency]
+            weight = -0.01
+            above_s = 5
+            [rules.cost]
+            weight = -1
+            input_per_million = 1
+            output_per_million = 2
+            """
+        ),
+    )
+
+    call, tokens = asking.span_id.hex(), (3 + 2 * 2) / 1e6  # of the recorder's calls without usage
+    expected = {
+        (first.span_id.hex(), "rule.tool_failed"): -0.1,
+        (second.span_id.hex(), "rule.tool_retried"): -0.2,
+        (call, "rule.invalid_tool_arguments"): -2.0,
+        (call, "rule.malformed_tool_call"): -3.0,
+        (cut.span_id.hex(), "rule.answer_truncated"): -0.5,
+        (refused.span_id.hex(), "rule.context_overflow"): -0.25,
+        (recorder.root.span_id.hex(), "rule.latency"): -0.02,
+        (call, "rule.cost"): -0.002,
+        (cut.span_id.hex(), "rule.cost"): -tokens,
+    }
+    assert scores(settings, recorder) == pytest.approx(expected)
+    found = given(settings, recorder.rollout_id)
+    assert {row["source"] for row in found.values()} == {"tracegrad.reward.rules"}
+    assert found[call, "rule.invalid_tool_arguments"]["explanation"].split("; ") == [
+        "arguments of weather: $.city: 3 is not of type 'string'",
+        'arguments of weather: no JSON object: \'{"city": "Pa\'',
+    ]
+    assert found[first.span_id.hex(), "rule.tool_failed"]["explanation"] == "tool weather failed with TimeoutError"
+    assert found[first.span_id.hex(), "rule.tool_failed"]["label"] == "tool_failed"
+    assert words in found[refused.span_id.hex(), "rule.context_overflow"]["explanation"]
+    told = evaluated.as_json()
+    assert (told["judged"], told["written"]) == (1, 9)
+    assert told["rules"]["rule.cost"] == pytest.approx(
+        {"times": 2, "sum": -0.002 - tokens, "written": 2, "withdrawn": 0}
+    )
+
+
+def as_tool_errors(capture: Capture) -> list[Span]:
+    """Two runs of each tool of a capture: the first fails as OpenTelemetry records it, the second is as it was sent."""
+    spans = []
+    for _, span in capture.spans:
+        told = {pair.key: pair.value.string_value for pair in span.attributes}
+        if told.get(names.OPERATION_NAME) == "execute_tool" or told.get("openinference.span.kind") == "TOOL":
+            before = Span()
+            before.CopyFrom(span)
+            before.span_id = secrets.token_bytes(8)
+            before.start_time_unix_nano, before.end_time_unix_nano = (
+                span.start_time_unix_nano - 2000,
+                span.start_time_unix_nano - 1000,
+            )
+            spans.append(failed(before, "RuntimeError"))
+    return spans
+
+
+@needs_captures
+@pytest.mark.parametrize(
+    ("framework", "n_tools"), [("lc", 9), ("oaa", 7), ("crew", 2), ("as", 3), ("ag", 2), ("maf", 10)]
+)
+async def test_tools_of_frameworks(
+    settings: Settings, recorder: Recorder, rules: Any, framework: str, n_tools: int
+) -> None:
+    """A repeated run is told by its arguments, which spans of AutoGen and Microsoft do not tell."""
+    capture = load(framework)
+    recorder.rollout_id = capture.rollout_id
+    before = as_tool_errors(capture)
+    assert len(before) == n_tools
+    root = recorder.root_span()
+    root.trace_id = capture.spans[0][1].trace_id
+    recorder.send(*(span for _, span in capture.spans), *before, root)
+    evaluated = await apply(
+        settings, recorder, rules("[rules.tool_failed]\nweight = -1\n[rules.tool_retried]\nweight = -1")
+    )
+    assert evaluated.rules["rule.tool_failed"].times == n_tools
+    assert evaluated.rules["rule.tool_retried"].times == (0 if framework in ("ag", "maf") else n_tools)
+    found = given(settings, capture.rollout_id)
+    assert {span_id for span_id, name in found if name == "rule.tool_failed"} == {span.span_id.hex() for span in before}
+    assert all("failed with RuntimeError" in row["explanation"] for (_, name), row in found.items() if "failed" in name)
+
+
+@needs_captures
+async def test_agents_and_tools_restrict_a_rule(settings: Settings, recorder: Recorder, rules: Any) -> None:
+    capture = load("lc")
+    recorder.rollout_id = capture.rollout_id
+    root = recorder.root_span()
+    root.trace_id = capture.spans[0][1].trace_id
+    recorder.send(*(span for _, span in capture.spans), *as_tool_errors(capture), root)
+    text = """
+    [rules.tool_failed]
+    weight = -1
+    {}
+    [rules.latency]
+    weight = -1
+    of = "call"
+    agents = ["research.*"]
+    """
+    for restriction, times in (('agents = ["writer"]', 4), ('tools = ["get_.*"]', 5), ('agents = ["w"]', 0)):
+        evaluated = await apply(settings, recorder, rules(text.format(restriction)))
+        assert evaluated.rules["rule.tool_failed"].times == times
+    found = given(settings, capture.rollout_id)
+    judged = {span_id for span_id, name in found if name == "rule.latency"}
+    assert judged == {span_id for span_id, agent in capture.agents.items() if agent == "researcher"}
+
+
+async def test_running_again_writes_nothing_and_changed_weights_what_changed(
+    settings: Settings, recorder: Recorder, rules: Any
+) -> None:
+    cut = recorder.call(FINISH_REASONS=["length"])
+    recorder.send(cut, recorder.root_span())
+    key = (cut.span_id.hex(), "rule.answer_truncated")
+
+    assert (await apply(settings, recorder, rules(ONE_RULE), dry_run=True)).written == 1
+    assert scores(settings, recorder) == {}
+    assert (await apply(settings, recorder, rules(ONE_RULE))).written == 1
+    assert (await apply(settings, recorder, rules(ONE_RULE))).written == 0
+    assert written(settings, recorder) == 1
+
+    heavier = rules(ONE_RULE.replace("0.5", "0.75"))
+    assert (await apply(settings, recorder, heavier)).rules["rule.answer_truncated"].written == 1
+    assert scores(settings, recorder) == {key: -0.75}
+    assert written(settings, recorder) == 2
+
+    # The same score by another version is on record, too.
+    assert (
+        await apply(settings, recorder, rules(f'[rules]\nversion = "2"\n{ONE_RULE.replace("0.5", "0.75")}'))
+    ).written == 1
+    assert scores(settings, recorder) == {key: -0.75}
+
+
+async def test_what_no_longer_holds_is_withdrawn_and_can_come_back(
+    settings: Settings, recorder: Recorder, rules: Any
+) -> None:
+    cut = recorder.call(FINISH_REASONS=["length"])
+    recorder.send(cut, recorder.root_span())
+    reward.emit("rule.by_hand", 0.25, rollout_id=recorder.rollout_id, endpoint=settings.otlp)
+    key = (cut.span_id.hex(), "rule.answer_truncated")
+    await apply(settings, recorder, rules(ONE_RULE))
+
+    gone = await apply(settings, recorder, rules("[rules]"))
+    assert gone.as_json()["rules"] == {"rule.answer_truncated": {"times": 0, "sum": 0.0, "written": 0, "withdrawn": 1}}
+    found = given(settings, recorder.rollout_id)
+    assert (found[key]["score"], found[key]["label"]) == (0.0, "withdrawn")
+    assert found[key]["explanation"] == "there is no rule answer_truncated any more; it was -0.5 before"
+    assert found[recorder.root.span_id.hex(), "rule.by_hand"]["score"] == 0.25
+    assert (await apply(settings, recorder, rules("[rules]"))).written == 0
+
+    await apply(settings, recorder, rules(ONE_RULE))
+    assert scores(settings, recorder)[key] == -0.5
+    await apply(settings, recorder, rules(ONE_RULE + 'agents = ["nobody"]'))
+    found = given(settings, recorder.rollout_id)
+    assert (found[key]["score"], found[key]["label"]) == (0.0, "withdrawn")
+    assert found[key]["explanation"] == "nothing of it is found any more; it was -0.5 before"
+
+
+async def test_what_is_written_is_newer_than_what_it_follows_whoevers_clock_that_was_by(
+    settings: Settings, recorder: Recorder, rules: Any
+) -> None:
+    cut = recorder.call(FINISH_REASONS=["length"])
+    context = otlp.SpanContext(cut.trace_id, cut.span_id)
+    ahead = recorder.reward(-9.0, time.time_ns() + 3600 * SECOND, "rule.answer_truncated", context)
+    recorder.send(cut, recorder.root_span())
+    recorder.send(ahead, service="tracegrad.reward.rules")
+    await apply(settings, recorder, rules(ONE_RULE))
+    assert scores(settings, recorder) == {(cut.span_id.hex(), "rule.answer_truncated"): -0.5}
+    assert (await apply(settings, recorder, rules(ONE_RULE))).written == 0
+
+
+async def test_late_spans_are_found_by_the_next_run(settings: Settings, recorder: Recorder, rules: Any) -> None:
+    recorder.send(recorder.root_span())
+    assert (await apply(settings, recorder, rules(ONE_RULE))).written == 0
+    late = recorder.call(FINISH_REASONS=["length"])
+    recorder.send(late, late)  # delivered twice
+    assert (await apply(settings, recorder, rules(ONE_RULE))).written == 1
+    assert scores(settings, recorder) == {(late.span_id.hex(), "rule.answer_truncated"): -0.5}
+
+
+async def test_who_is_judged(settings: Settings, recorder: Recorder, rules: Any) -> None:
+    """What runs, what was interrupted, and what nobody has rewarded and no root span ends, gets nothing."""
+    recorder.send(recorder.call(FINISH_REASONS=["length"]))
+    running = await apply(settings, recorder, rules(ONE_RULE))
+    assert running.as_json()["skipped"] == {"not_the_policys_fault": 0, "unfinished": 1}
+    assert running.written == 0
+
+    reward.emit("exact", 1.0, rollout_id=recorder.rollout_id, endpoint=settings.otlp)
+    assert (await apply(settings, recorder, rules(ONE_RULE), quiet_s=3600.0)).unfinished == 1
+    slow = rules(f"{ONE_RULE}[rules.latency]\nweight = -1\n")
+    assert (await apply(settings, recorder, slow)).written == 2
+    (seconds,) = [
+        row for (span_id, name), row in given(settings, recorder.rollout_id).items() if name == "rule.latency"
+    ]
+    assert seconds["span_id"] == ""
+
+    # Once the root span is there, what was said of the rollout as a whole is said of it.
+    root = recorder.root_span()
+    root.end_time_unix_nano = recorder.start + 2 * SECOND
+    recorder.send(root)
+    assert (await apply(settings, recorder, slow)).rules["rule.latency"].written == 1
+    assert scores(settings, recorder)[recorder.root.span_id.hex(), "rule.latency"] == pytest.approx(-2.0)
+    assert (await apply(settings, recorder, slow)).written == 0
+
+    other = Recorder(recorder.collector, start=recorder.start)
+    other.send(other.call(FINISH_REASONS=["length"]), other.root_span("failed", ERROR_TYPE="interrupted"))
+    assert (await apply(settings, other, rules(ONE_RULE))).as_json()["skipped"]["not_the_policys_fault"] == 1
+
+
+async def test_each_choice_pays_its_own_tokens_and_its_share_of_the_prompt(
+    settings: Settings, recorder: Recorder, rules: Any
+) -> None:
+    whole = recorder.call(TRAINABLE=None, INPUT_TOKENS=900, OUTPUT_TOKENS=4, TOOL_DEFINITIONS=DEFINITIONS)
+    wrong = said(asks("1", {"city": 3}))
+    choices = [recorder.call(whole.span_id, CHOICE_INDEX=index, OUTPUT_MESSAGES=wrong) for index in range(3)]
+    recorder.send(whole, *choices, recorder.root_span())
+    text = "[rules.cost]\nweight = -1e6\ninput_per_million = 1\noutput_per_million = 10\n"
+    await apply(settings, recorder, rules(text + "[rules.invalid_tool_arguments]\nweight = -1"))
+    expected = {(choice.span_id.hex(), "rule.cost"): -320.0 for choice in choices}
+    expected |= {(choice.span_id.hex(), "rule.invalid_tool_arguments"): -1.0 for choice in choices}
+    assert scores(settings, recorder) == pytest.approx(expected)
+
+
+async def test_the_tools_of_a_call_that_extends_another_are_the_earlier_ones(
+    settings: Settings, recorder: Recorder, rules: Any
+) -> None:
+    first = recorder.call(TOOL_DEFINITIONS=DEFINITIONS)
+    more = {"EXTENDS_ROOT": first.span_id.hex(), "EXTENDS_TOOLS": True, "PROMPT_LENGTH": 9}
+    second = recorder.call(EXTENDS_SPAN_ID=first.span_id.hex(), EXTENDS_DEPTH=1, **more)
+    wrong = said(asks("1", {"city": 3}))
+    third = recorder.call(EXTENDS_SPAN_ID=second.span_id.hex(), EXTENDS_DEPTH=2, OUTPUT_MESSAGES=wrong, **more)
+    other = recorder.call(OUTPUT_MESSAGES=wrong)  # was offered nothing that is known
+    recorder.send(first, second, third, other, recorder.root_span())
+    await apply(settings, recorder, rules("[rules.invalid_tool_arguments]\nweight = -1"))
+    assert scores(settings, recorder) == {(third.span_id.hex(), "rule.invalid_tool_arguments"): -1.0}
+
+
+async def test_attempts_in_one_trace_keep_what_is_theirs(settings: Settings, recorder: Recorder, rules: Any) -> None:
+    parent = recorder.plain("agent's own root", b"")
+    calls = [
+        recorder.call(parent.span_id, attempt, OUTPUT_MESSAGES=said(asks(f"call-{attempt}", {}))) for attempt in (0, 1)
+    ]
+    tools = [
+        failed(recorder.plain("tool", parent.span_id, TOOL | {NAME: "weather", CALL_ID: f"call-{attempt}"}))
+        for attempt in (0, 1)
+    ]
+    nobodys = failed(recorder.plain("tool", parent.span_id, TOOL | {NAME: "weather"}))
+    roots = [recorder.root_span(), recorder.root_span(attempt=1)]
+    roots[1].span_id = secrets.token_bytes(8)
+    recorder.send(parent, *calls, *tools, nobodys, *roots)
+    evaluated = await apply(settings, recorder, rules("[rules.tool_failed]\nweight = -1"))
+    assert evaluated.judged == 2
+    found = given(settings, recorder.rollout_id)
+    assert {(row["span_id"], row["attempt"]) for row in found.values()} == {
+        (tool.span_id.hex(), attempt) for attempt, tool in enumerate(tools)
+    }
+
+
+@pytest.fixture
+def own_module(tmp_path: Path) -> Iterator[str]:
+    """A module beside the rules, with functions of a user's."""
+    name = f"own_rules_{secrets.token_hex(4)}"
+    (tmp_path / f"{name}.py").write_text(
+        "from reward.rules import Finding\n"
+        "def wordy(attempt):\n"
+        "    for call in attempt.calls:\n"
+        "        yield Finding(call.span.span_id, call.output_tokens / 2, f'{call.output_tokens} tokens')\n"
+        "def whole(attempt):\n"
+        "    yield '', 3, attempt.status\n"
+        "def breaks(attempt):\n"
+        "    yield '', 1, 'x'\n"
+        "    raise KeyError('no such thing')\n"
+    )
+    yield name
+    sys.modules.pop(name, None)
+
+
+async def test_a_rule_of_ones_own(settings: Settings, recorder: Recorder, rules: Any, own_module: str) -> None:
+    call = recorder.call()
+    recorder.send(call, recorder.root_span())
+    text = "[rules.{0}]\nweight = 0.5\nfunction = '{1}:{0}'\n"
+    await apply(settings, recorder, rules(text.format("wordy", own_module) + text.format("whole", own_module)))
+    assert scores(settings, recorder) == {
+        (call.span_id.hex(), "rule.wordy"): 0.5,
+        (recorder.root.span_id.hex(), "rule.whole"): 1.5,
+    }
+    with pytest.raises(TracegradError, match=f"rule breaks failed on rollout {recorder.rollout_id}: KeyError"):
+        await apply(settings, recorder, rules(text.format("breaks", own_module)))
+    assert written(settings, recorder) == 2
+
+
+async def test_nothing_is_lost_where_nobody_takes_it(
+    settings: Settings, recorder: Recorder, rules: Any, free_port: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reward.sending.STORE_TIMEOUT_S", 1.0)
+    recorder.send(recorder.call(FINISH_REASONS=["length"]), recorder.root_span())
+    assert await wait_until_delivered(settings)
+    deaf = settings.model_copy(update={"otlp": f"http://127.0.0.1:{free_port()}"})
+    with pytest.raises(UnreachableError, match=f"the collector at {deaf.otlp} did not take all rewards"):
+        await apply(deaf, recorder, rules(ONE_RULE))
+    absent = settings.model_copy(update={"clickhouse": deaf.otlp})
+    with pytest.raises(UnreachableError, match="no store at"):
+        await apply(absent, recorder, rules(ONE_RULE))
+    assert (await apply(settings, recorder, rules(ONE_RULE))).written == 1
+
+
+async def test_many_attempts_are_read_in_several_queries(
+    settings: Settings, rules: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reward.rules.reading.CHARACTERS_A_QUERY", 60)
+    monkeypatch.setattr("reward.rules.run.HELD", 3)
+    began = time.time_ns() + 3600 * SECOND  # later than all that other tests record
+    recorders = [Recorder(Collector(settings), start=began) for _ in range(8)]
+    for recorder in recorders:
+        recorder.send(recorder.call(FINISH_REASONS=["length"]), recorder.root_span())
+    evaluated = await apply_rules(settings, rules(ONE_RULE), since_ns=began)
+    assert (evaluated.judged, evaluated.written) == (8, 8)
+    for recorder in recorders:
+        assert list(scores(settings, recorder).values()) == [-0.5]
+
+
+async def test_the_command(settings: Settings, recorder: Recorder, tmp_path: Path) -> None:
+    recorder.send(recorder.call(FINISH_REASONS=["length"]), recorder.root_span())
+    assert await wait_until_delivered(settings)
+    file = tmp_path / "rules.toml"
+    file.write_text(ONE_RULE)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "tracegrad", "reward", *arguments],
+            cwd=tmp_path,
+            env=os.environ | {"TRACEGRAD_OTLP": settings.otlp, "TRACEGRAD_CLICKHOUSE": settings.clickhouse},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    only = ("rules", str(file), "--rollout", recorder.rollout_id)
+    dry = run(*only, "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    assert dry.stdout.splitlines() == [
+        "RULE                   TIMES  SUM   TO WRITE  WITHDRAWN",
+        "rule.answer_truncated  1      -0.5  1         0",
+        "1 rollouts judged, 1 rewards would be written",
+    ]
+    assert json.loads(run(*only, "--since", "1d", "--json").stdout)["written"] == 1
+    assert run(*only).stdout.splitlines()[-1] == "1 rollouts judged, 0 rewards written"
+    assert run(*only, "--since", "2100-01-01").stdout.splitlines()[-1] == "0 rollouts judged, 0 rewards written"
+
+    file.write_text("[rules.tool_faild]\nweight = 1")
+    for arguments, words in (
+        (only, "did you mean tool_failed?"),
+        (("rules", "absent.toml"), "no rules at absent.toml"),
+    ):
+        bad = run(*arguments)
+        assert (bad.returncode, bad.stdout) == (2, "")
+        (line,) = bad.stderr.splitlines()
+        assert words in line
+    file.write_text(ONE_RULE)
+    assert "bad --since 'last'" in run(*only, "--since", "last").stderr
