@@ -49,6 +49,8 @@ def _messages_of_holder(value: Json, role: str) -> list[Message]:
         return _with_reason(messages_of(content, role), value)
     if "content" in value:
         return list(_messages(value, role))
+    if not any(value.values()):
+        return []
     told = value["text"] if isinstance(value.get("text"), str) else value
     return _with_reason([{"role": role, "parts": content_parts(told)}], value)
 

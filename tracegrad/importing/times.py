@@ -21,7 +21,7 @@ def time_ns(told: Any) -> int | None:
     if isinstance(told, int | float):
         for below, factor in ((_SECONDS_BELOW, 10**9), (_MILLIS_BELOW, 10**6), (_MICROS_BELOW, 10**3)):
             if abs(told) < below:
-                return _bounded(round(told * factor))
+                return _bounded(int(told) * factor + round((told - int(told)) * factor))
         return _bounded(int(told))
     return _of_text(told) if isinstance(told, str) else None
 
