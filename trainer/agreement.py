@@ -8,6 +8,7 @@ another model, another template of sampling parameters. Then no gradient would m
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tracegrad.errors import TracegradError
 from trainer.config import TrainConfig
@@ -22,23 +23,25 @@ def check_agreement(
     """Metrics of the gap over the tokens that `version` sampled; empty when there are none.
 
     `samples`: the used ones, of which `rows` were made. `version`: what the learner holds. Raises TracegradError
-    when a token is further apart than `data.logprob_tolerance`.
+    when a token is further apart than `gate.logprob_tolerance`.
     """
-    fresh = [index for index, sample in enumerate(samples) if sample.transition.call.policy_version == version]
-    if not fresh:
+    fresh = {index for index, sample in enumerate(samples) if sample.transition.call.policy_version == version}
+    asked = [row for row in rows if fresh.intersection(row.samples)]
+    if not asked:
         return {}
-    ours = learner.log_probs([rows[index] for index in fresh])
-    gaps = [
-        np.abs(mine.astype(np.float64) - rows[index].behaviour_logprobs)
-        for mine, index in zip(ours, fresh, strict=True)
-    ]
-    largest = [float(gap.max()) for gap in gaps]
-    worst = int(np.argmax(largest))
-    if not largest[worst] <= config.data.logprob_tolerance:
+    gaps: dict[int, NDArray[np.float64]] = {}
+    for row, ours in zip(asked, learner.log_probs(asked), strict=True):
+        gap = np.abs(ours.astype(np.float64) - row.behaviour_logprobs[row.mask])
+        ends = np.cumsum([len(samples[index].transition.call.response_token_ids) for index in row.samples])
+        gaps.update(zip(row.samples, np.split(gap, ends[:-1]), strict=True))
+    of_fresh = {index: gaps[index] for index in sorted(fresh)}
+    worst = max(of_fresh, key=lambda index: float(of_fresh[index].max()))
+    largest = float(of_fresh[worst].max())
+    tolerance = config.gate.logprob_tolerance
+    if not all(float(gap.max()) <= tolerance for gap in of_fresh.values()):
         raise TracegradError(
-            f"the engine's log-probabilities of version {version} differ from the trainer's by {largest[worst]:.3g} "
-            f"in span {samples[fresh[worst]].transition.call.span_id} (data.logprob_tolerance is "
-            f"{config.data.logprob_tolerance:g}), so nothing was trained: check that vLLM serves the weights that "
-            f"job {config.job!r} trains"
+            f"the engine's log-probabilities of version {version} differ from the trainer's by {largest:.3g} "
+            f"in span {samples[worst].transition.call.span_id} (gate.logprob_tolerance is {tolerance:g}), so nothing "
+            f"was trained: check that vLLM serves the weights that job {config.job!r} trains"
         )
-    return {"logprob_max_diff": largest[worst], "logprob_mean_diff": float(np.mean(np.concatenate(gaps)))}
+    return {"logprob_max_diff": largest, "logprob_mean_diff": float(np.mean(np.concatenate(list(of_fresh.values()))))}

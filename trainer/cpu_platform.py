@@ -3,7 +3,7 @@
 verl asks its platform object for everything that depends on the device, and looks training engines up by device
 name. It ships platforms for NVIDIA, ROCm and Ascend only, so on a plain machine it falls back to CUDA calls that
 fail. `use_cpu()` gives it a platform whose device is `torch.device("cpu")`, whose collectives are gloo and whose
-memory counters are zero, and lists an FSDP2 engine under `cpu`. Nothing of verl is patched.
+memory counters are zero. Nothing of verl is patched.
 Once verl has a `cpu` platform of its own, this module can go.
 """
 
@@ -23,12 +23,6 @@ def use_cpu() -> None:
         return
     platform_manager.PlatformRegistry.register(platform="cpu")(CpuPlatform)
     platform_manager.set_platform(CpuPlatform())
-
-    from verl.workers.engine import EngineRegistry
-
-    from trainer.cpu_engine import CpuEngineWithLMHead
-
-    EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")(CpuEngineWithLMHead)
 
 
 def _device_module() -> types.ModuleType:

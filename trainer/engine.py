@@ -24,7 +24,7 @@ from verl.utils import tensordict_utils as tu
 
 from tracegrad.errors import TracegradError
 from trainer import engine_state
-from trainer.batch import Batch, make_batch, response_log_probs
+from trainer.batch import Batch, make_batch, trained_log_probs
 from trainer.config import TrainConfig
 from trainer.engine_worker import quiet, start_worker
 from trainer.loss import METRIC_NAMES, ROLLOUT_MEAN, actor_config, check_algorithm, policy_loss
@@ -58,13 +58,13 @@ class Engine:
             engine_state.restore(resume_from, self._worker.engine.module, self._worker.engine.optimizer)
 
     def log_probs(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
-        """Per row (r,): log-probability of each response token under the present weights, at temperature 1."""
+        """Per row (n_trained,): log-probability of each trained token under the present weights, at temperature 1."""
         if not rows:
             return []
         batch = make_batch(rows, self._config.engine.micro_batch_rows)
         tu.assign_non_tensor(batch.data, compute_loss=False, **self._settings(batch))
         output = self._worker.infer_batch(batch.data)
-        return response_log_probs(output["log_probs"], batch)
+        return trained_log_probs(output["log_probs"], batch)
 
     def update(self, rows: Sequence[Row]) -> dict[str, float]:
         """`algorithm.epochs` optimiser steps on all rows. Returns means over the steps.

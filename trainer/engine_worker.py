@@ -37,6 +37,10 @@ def start_worker(config: EngineConfig) -> Any:
         _join_process_group()
         from verl.workers.engine_workers import TrainingWorker
 
+        from trainer.row_engine import use_row_engine
+
+        use_row_engine()
+
         try:
             worker = TrainingWorker(_worker_config(config))
             worker.reset()

@@ -19,11 +19,11 @@ from trainer.agreement import check_agreement
 from trainer.config import TrainConfig
 from trainer.gate import Gate
 from trainer.learner import Learner, StartLearner
+from trainer.merging import rows_of
 from trainer.plan import Plan, make_plan, plan_metrics, sample_records
 from trainer.publisher import Publisher, Served
 from trainer.records import JobDirectory, StepRecord
 from trainer.rows import Row
-from trainer.samples import rows_of
 from trainer.seconds import Seconds
 from trainer.since import parse_since
 from trainer.store import Store
@@ -117,8 +117,13 @@ class Job:
         with seconds("select"):
             plan = self.plan(hurried=hurried)
             newest_recorded = max(self._store.versions(self._config.data.policy), default=0)
-        rows = rows_of(plan.samples)
-        metrics = self.plan_metrics(plan)
+        engine = self._config.engine
+        rows, merged = rows_of(
+            plan.samples,
+            merge=engine.merge_prefixes,
+            max_row_tokens=engine.max_prompt_tokens + engine.max_response_tokens,
+        )
+        metrics = self.plan_metrics(plan) | merged.metrics()
         version = max(self.version, newest_recorded) + 1 if rows else self.version
         try:
             if rows:

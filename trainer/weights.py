@@ -69,7 +69,7 @@ def check_is_base(policy: str, served: int, recorded: str | None, base: str, mod
 def check_token_ids(config: TrainConfig, rows: Sequence[Row]) -> None:
     """Raise TracegradError where a row holds a token that the model does not have."""
     size = json.loads((config.engine.model / "config.json").read_text()).get("vocab_size")
-    largest = max(int(max(row.prompt_token_ids.max(), row.response_token_ids.max())) for row in rows)
+    largest = max(int(row.token_ids.max()) for row in rows)
     if isinstance(size, int) and largest >= size:
         raise TracegradError(
             f"a call holds token id {largest}, but the model at {config.engine.model} knows {size} tokens: "

@@ -106,7 +106,7 @@ def learned(vllm_server: Any) -> Engine:
     rng = np.random.default_rng(7)
     answers = [rng.integers(5, 200, N_TOKENS) for _ in PROMPTS]
     rows = [
-        Row(np.array(prompt), answer, np.zeros(N_TOKENS, np.float32), 1.0, 1 / N_TOKENS)
+        Row.of_response(np.array(prompt), answer, np.zeros(N_TOKENS, np.float32), advantage=1.0, weight=1 / N_TOKENS)
         for prompt, answer in zip(PROMPTS, answers, strict=True)
     ]
     for _ in range(60):
@@ -149,17 +149,17 @@ async def test_vllm_serves_what_the_trainer_wrote(
 
     sampled = [await live.complete(list(prompt), temperature=1.0, seed=3) for prompt in PROMPTS]
     rows = [
-        Row(
+        Row.of_response(
             np.array(prompt, np.int64),
             np.array(choice["token_ids"], np.int64),
             np.array(choice["logprobs"]["token_logprobs"], np.float32),
-            0.0,
-            0.0,
+            advantage=0.0,
+            weight=0.0,
         )
         for prompt, choice in zip(PROMPTS, sampled, strict=True)
     ]
     for row, log_probs in zip(rows, learned.log_probs(rows), strict=True):
-        np.testing.assert_allclose(row.behaviour_logprobs, log_probs, atol=1e-4)
+        np.testing.assert_allclose(row.behaviour_logprobs[row.mask], log_probs, atol=1e-4)
 
 
 async def test_requests_in_flight_live_through_a_swap(live: Live, learned: Engine, tmp_path: Path) -> None:

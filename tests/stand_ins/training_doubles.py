@@ -38,10 +38,10 @@ class CountingLearner:
         return cls(resume_from)
 
     def log_probs(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
-        return [row.behaviour_logprobs + np.float32(self.logprob_gap) for row in rows]
+        return [row.behaviour_logprobs[row.mask] + np.float32(self.logprob_gap) for row in rows]
 
     def update(self, rows: Sequence[Row]) -> dict[str, float]:
-        self.seen += [[*row.prompt_token_ids.tolist(), *row.response_token_ids.tolist()] for row in rows]
+        self.seen += [row.token_ids.tolist() for row in rows]
         return {"loss": self.loss, "grad_norm": 1.0, "ppo_kl": 0.0, "clip_fraction": 0.0}
 
     def write_weights(self, file: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.batch import make_batch, response_log_probs
+from trainer.batch import make_batch, trained_log_probs
 from trainer.rows import Row
 
 pytestmark = pytest.mark.slow
@@ -17,7 +17,13 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, 
 def rows_of(lengths: list[tuple[int, int]]) -> list[Row]:
     """Rows whose tokens name them: row k has prompt tokens 100 k and response tokens 100 k + position."""
     return [
-        Row(np.full(p, 100 * k), 100 * k + 1 + np.arange(r), -np.arange(r, dtype=np.float32) - k, 1.0 + k, 0.5 + k)
+        Row.of_response(
+            np.full(p, 100 * k),
+            100 * k + 1 + np.arange(r),
+            -np.arange(r, dtype=np.float32) - k,
+            advantage=1.0 + k,
+            weight=0.5 + k,
+        )
         for k, (p, r) in enumerate(lengths)
     ]
 
@@ -37,12 +43,12 @@ def test_every_row_is_there_once_and_padding_weighs_nothing(lengths: list[tuple[
     sizes = [len(sequence) for sequence in ids]
     assert sizes == sorted(sizes)
     for entry, index in enumerate(batch.order, start=batch.n_padding):
-        row, r = rows[index], len(rows[index].response_token_ids)
-        assert ids[entry].tolist() == [*row.prompt_token_ids, *row.response_token_ids]
+        row, (p, r) = rows[index], lengths[index]
+        assert ids[entry].tolist() == row.token_ids.tolist()
         assert mask[entry].tolist() == [1] * r + [0] * (batch.longest_response - r)
-        assert batch.data["old_log_probs"][entry, :r].tolist() == row.behaviour_logprobs.tolist()
-        assert batch.data["advantages"][entry].tolist() == [row.advantage * m for m in mask[entry].tolist()]
-        assert batch.data["rollout_is_weights"][entry].tolist() == [row.weight * m for m in mask[entry].tolist()]
+        assert batch.data["old_log_probs"][entry, :r].tolist() == row.behaviour_logprobs[p:].tolist()
+        assert batch.data["advantages"][entry].tolist() == [(1.0 + index) * m for m in mask[entry].tolist()]
+        assert batch.data["rollout_is_weights"][entry].tolist() == [(0.5 + index) * m for m in mask[entry].tolist()]
 
 
 @given(LENGTHS, st.integers(1, 8))
@@ -53,5 +59,5 @@ def test_log_probs_come_back_in_the_order_of_the_rows(lengths: list[tuple[int, i
     next_token = torch.nested.as_nested_tensor(
         [sequence.roll(-1).float() for sequence in batch.data["input_ids"].unbind()], layout=torch.jagged
     )
-    found = response_log_probs(next_token, batch)
-    assert [values.tolist() for values in found] == [row.response_token_ids.tolist() for row in rows]
+    found = trained_log_probs(next_token, batch)
+    assert [values.tolist() for values in found] == [row.token_ids[row.mask].tolist() for row in rows]

@@ -68,32 +68,38 @@ def make_rows(model: Path, seed: int = 0) -> list[Row]:
         weight = 1 / (3 * sum(r for _, r in lengths))
         for p, r in lengths:
             prompt, response = rng.integers(0, VOCABULARY, p), rng.integers(0, VOCABULARY, r)
-            row = Row(prompt, response, np.zeros(r, np.float32), advantage, weight)
+            row = Row.of_response(prompt, response, np.zeros(r, np.float32), advantage=advantage, weight=weight)
             with torch.no_grad():
                 exact = log_probs_of(llama, row).numpy()
             noise = rng.normal(0, 0.5, r)
             noise[0] = -1.5
-            rows.append(dataclasses.replace(row, behaviour_logprobs=(exact + noise).astype(np.float32)))
+            behaviour = np.concatenate([np.zeros(p), exact + noise]).astype(np.float32)
+            rows.append(dataclasses.replace(row, behaviour_logprobs=behaviour))
     rng.shuffle(rows)  # type: ignore[arg-type]
     return rows
 
 
 def log_probs_of(model: Any, row: Row) -> torch.Tensor:
-    ids = torch.from_numpy(np.concatenate([row.prompt_token_ids, row.response_token_ids]))[None]
-    logits = model(input_ids=ids).logits[0, len(row.prompt_token_ids) - 1 : -1]
-    return logits.log_softmax(-1).gather(-1, ids[0, len(row.prompt_token_ids) :, None])[:, 0]
+    """Of the trained tokens of a row without branches."""
+    ids = torch.from_numpy(row.token_ids)
+    log_probs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+    return log_probs[torch.from_numpy(row.mask[1:])]
+
+
+def trained(values: np.ndarray[Any, Any], row: Row) -> torch.Tensor:
+    return torch.from_numpy(values[row.mask])
 
 
 def reference_loss(model: Any, rows: list[Row]) -> torch.Tensor:
     """Clipped PPO loss with dual clip at 3 (Schulman et al. 2017, eq. 7; Ye et al. 2020), learning.md Level 3."""
     total = torch.zeros(())
     for row in rows:
-        ratio = (log_probs_of(model, row) - torch.from_numpy(row.behaviour_logprobs)).exp()
+        ratio = (log_probs_of(model, row) - trained(row.behaviour_logprobs, row)).exp()
+        advantages = trained(row.advantages, row)
         clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
-        objective = torch.minimum(ratio * row.advantage, clipped * row.advantage)
-        if row.advantage < 0:
-            objective = objective.clamp(min=3 * row.advantage)
-        total = total - row.weight * objective.sum()
+        objective = torch.minimum(ratio * advantages, clipped * advantages)
+        bounded = torch.where(advantages < 0, objective.maximum(3 * advantages), objective)
+        total = total - (trained(row.weights, row) * bounded).sum()
     return total
 
 
@@ -143,7 +149,7 @@ def test_update_is_plain_torch(make_llama: Callable[..., Path], tied: bool, micr
         for name, parameter in plain.named_parameters():
             torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=2e-6, msg=name)
         with torch.no_grad():
-            ratios.append(torch.cat([log_probs_of(plain, r) - torch.from_numpy(r.behaviour_logprobs) for r in rows]))
+            ratios.append(torch.cat([log_probs_of(plain, r) - trained(r.behaviour_logprobs, r) for r in rows]))
         losses.append(loss.item())
         norms.append(torch.nn.utils.get_total_norm([p.grad for p in plain.parameters()]).item())
         optimizer.step()
@@ -175,8 +181,8 @@ def test_the_gradient_is_clipped_by_its_norm(llama: Path) -> None:
 @pytest.mark.parametrize(
     ("aggregation", "weight_of"),
     [
-        ("token-mean", lambda row, rows: 1 / sum(len(other.response_token_ids) for other in rows)),
-        ("seq-mean-token-mean", lambda row, rows: 1 / len(rows) / len(row.response_token_ids)),
+        ("token-mean", lambda row, rows: 1 / sum(other.n_trained for other in rows)),
+        ("seq-mean-token-mean", lambda row, rows: 1 / len(rows) / row.n_trained),
         ("seq-mean-token-sum", lambda row, rows: 1 / len(rows)),
     ],
 )
@@ -186,7 +192,7 @@ def test_other_aggregations_are_verls_and_ignore_weights(
     """Padding rows (7 rows in threes need two) count neither as tokens nor as sequences."""
     rows = make_rows(llama)
     metrics = Engine(config_of(llama, aggregation=aggregation, micro_batch_rows=3)).update(rows)
-    weighted = [dataclasses.replace(row, weight=weight_of(row, rows)) for row in rows]
+    weighted = [dataclasses.replace(row, weights=row.mask * np.float32(weight_of(row, rows))) for row in rows]
     plain = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
     assert metrics["loss"] == pytest.approx(reference_loss(plain, weighted).item(), rel=1e-5)
 
@@ -195,7 +201,7 @@ def test_other_aggregations_are_verls_and_ignore_weights(
 def test_verls_other_losses_take_row_weights(llama: Path, loss: str) -> None:
     """The loss is linear in the weights, whatever it is in the advantage."""
     rows = make_rows(llama)
-    double = [dataclasses.replace(row, weight=2 * row.weight) for row in rows]
+    double = [dataclasses.replace(row, weights=2 * row.weights) for row in rows]
     found = []
     for given in (rows, double):
         torch.manual_seed(1)  # clip_cov draws which tokens it drops
@@ -312,7 +318,7 @@ def test_a_step_without_finite_gradient_is_an_error_and_changes_nothing(
     engine = Engine(config_of(llama))
     before = weights_of(engine, tmp_path / "before.st")
     rows = make_rows(llama)
-    rows[0] = dataclasses.replace(rows[0], advantage=float("nan"))
+    rows[0] = dataclasses.replace(rows[0], advantages=rows[0].advantages * np.float32("nan"))
     with pytest.raises(TracegradError, match="the gradient is not finite"):
         engine.update(rows)
     assert capfd.readouterr().out == ""

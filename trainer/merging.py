@@ -1,0 +1,92 @@
+"""Prefix merging: the used samples of a batch as rows in which shared tokens are computed once (learning.md Level 3).
+
+Within one attempt of a rollout, a call continues another where its prompt begins with that call's prompt and response
+as token ids. Chains of such calls become one row; where several calls continue the same one, or have equal prompts, the
+row branches. Loss and gradient are those of one row per sample.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from trainer.merge_report import MergeReport, Pairs
+from trainer.packing import Piece, pack
+from trainer.prefix_forest import Forest, prefix_forest
+from trainer.rows import Row
+from trainer.samples import Sample, Samples
+from trainer.transitions import Attempt
+
+
+def rows_of(
+    samples: Samples, *, merge: bool, max_row_tokens: int, branches: bool = True
+) -> tuple[list[Row], MergeReport]:
+    """The rows of the used samples, weighted so that every rollout counts the same (`rollout-mean`).
+
+    `merge`: otherwise one row per sample, in order. `max_row_tokens`: a merged row stays within it, a single sample may
+    not. `branches`: otherwise only chains are merged. `Row.samples` are indices of `samples.used`.
+
+    A token's weight is 1 / (N * trained tokens of its rollout). N counts all rollouts that have a group, also those
+    without signal and those without a sample that is used: a batch in which half the groups are solved takes half a
+    step, whatever else is in it.
+    """
+    used = samples.used
+    tokens: Counter[Attempt] = Counter()
+    for sample in used:
+        tokens[sample.rollout] += len(sample.transition.call.response_token_ids)
+    pieces = [_piece(sample, 1.0 / (samples.n_grouped * tokens[sample.rollout])) for sample in used]
+    if not merge:
+        rows = one_by_one(pieces)
+        return rows, MergeReport.of(rows, pieces, Pairs())
+    rows, forests = merged(pieces, max_row_tokens, branches=branches)
+    return rows, MergeReport.of(rows, pieces, Pairs.of([sample.transition.call for sample in used], forests, rows))
+
+
+def _piece(sample: Sample, weight: float) -> Piece:
+    call = sample.transition.call
+    return Piece(
+        prompt_token_ids=call.prompt_token_ids,
+        response_token_ids=call.response_token_ids,
+        behaviour_logprobs=call.logprobs,
+        advantages=sample.token_advantages,
+        weight=weight,
+        key=(*sample.rollout, call.policy),
+    )
+
+
+def one_by_one(pieces: Sequence[Piece]) -> list[Row]:
+    """One row per call, in order."""
+    return [
+        Row.of_response(
+            piece.prompt_token_ids,
+            piece.response_token_ids,
+            piece.behaviour_logprobs,
+            advantage=piece.advantages,
+            weight=piece.weight,
+            sample=number,
+        )
+        for number, piece in enumerate(pieces)
+    ]
+
+
+def merged(pieces: Sequence[Piece], max_row_tokens: int, *, branches: bool = True) -> tuple[list[Row], list[Forest]]:
+    """Rows of calls with equal keys, and what continues what, in numbers of `pieces`."""
+    by_key: dict[Hashable, list[int]] = defaultdict(list)
+    for number, piece in enumerate(pieces):
+        by_key[piece.key].append(number)
+    rows: list[Row] = []
+    forests: list[Forest] = []
+    for numbers in by_key.values():
+        prompts = {
+            number: np.ascontiguousarray(pieces[number].prompt_token_ids, np.int64).tobytes() for number in numbers
+        }
+        forest = prefix_forest(
+            prompts,
+            {
+                number: prompts[number] + np.ascontiguousarray(pieces[number].response_token_ids, np.int64).tobytes()
+                for number in numbers
+            },
+        )
+        rows += pack(pieces, forest, max_row_tokens, branches=branches)
+        forests.append(forest)
+    return rows, forests

@@ -1,0 +1,151 @@
+"""A forest of calls to rows: every tree is laid out depth first, shared tokens once (see `trainer.rows.Branches`).
+
+Invariant: every call's response is trained in exactly one row, after exactly the call's prompt. A row that would grow
+beyond `max_tokens` leaves calls to further rows, which compute the prompt again and train none of it.
+"""
+
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.prefix_forest import Forest, Prompt
+from trainer.rows import Branches, Row
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A call to train on: prompt (p,), response (r,), `behaviour_logprobs` (r,), `advantages` () or (r,), the weight of
+    each response token. `key`: only calls with equal keys may share a row."""
+
+    prompt_token_ids: NDArray[np.int64]
+    response_token_ids: NDArray[np.int64]
+    behaviour_logprobs: NDArray[np.float32]
+    advantages: NDArray[np.float64]
+    weight: float
+    key: Hashable = None
+
+    @property
+    def n_tokens(self) -> int:
+        """Prompt and response."""
+        return len(self.prompt_token_ids) + len(self.response_token_ids)
+
+
+def pack(pieces: Sequence[Piece], forest: Forest, max_tokens: int, *, branches: bool) -> Iterator[Row]:
+    """The rows of one forest over some of `pieces`.
+
+    Without `branches` a row is one sequence: what would branch off starts another.
+    """
+    waiting = deque((prompt, prompt.calls) for prompt in forest.roots)
+    while waiting:
+        layout = _Layout(pieces, forest, max_tokens, branches)
+        layout.add_tree(*waiting.popleft())
+        yield layout.row()
+        waiting.extend((forest.of_call[calls[0]], calls) for calls in layout.left.values())
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A token of the row after which something may follow: its index, and how many tokens its sequence has with it."""
+
+    index: int
+    depth: int
+
+
+_START = _Point(-1, 0)
+
+
+_Steps = Iterator["_Steps"]
+"""What has to be added before the rest can be."""
+
+
+class _Layout:
+    """One row as it grows. `left`: the calls that had no room, by the first call of their prompt."""
+
+    def __init__(self, pieces: Sequence[Piece], forest: Forest, max_tokens: int, branches: bool) -> None:
+        self._pieces, self._forest = pieces, forest
+        self._max_tokens, self._branches = max_tokens, branches
+        self._size = 0
+        self._ids: list[NDArray[np.int64]] = []
+        self._positions: list[NDArray[np.int64]] = []
+        self._responses: list[tuple[int, int]] = []
+        self._segments: list[tuple[int, int, int]] = []
+        self._replaced: dict[int, int] = {}
+        self.left: dict[int, list[int]] = {}
+
+    def add_tree(self, prompt: Prompt, calls: Sequence[int]) -> None:
+        """Add these calls of a prompt, and all that continues them. Not by recursion: a run can have thousands."""
+        begun = [self._add_prompt(prompt, calls, _START)]
+        while begun:
+            within = next(begun[-1], None)
+            if within is None:
+                begun.pop()
+            else:
+                begun.append(within)
+
+    def _add_prompt(self, prompt: Prompt, calls: Sequence[int], after: _Point) -> "_Steps":
+        """The prompt once, and each of its calls after it. Nothing is added where no call has room."""
+        segment: tuple[int, int] | None = None
+        for call in calls:
+            piece = self._pieces[call]
+            branches_off = after.index != self._size - 1
+            needed = piece.n_tokens - after.depth + branches_off
+            if self._responses and (self._size + needed > self._max_tokens or (branches_off and not self._branches)):
+                self.left.setdefault(prompt.calls[0], []).append(call)
+                continue
+            begin = self._size
+            if branches_off:
+                self._replaced.setdefault(after.index, self._size - 1)
+            known = after.depth - branches_off
+            self._append(piece.prompt_token_ids[known:], known)
+            if segment is None:
+                segment, begin = (begin, self._size), self._size
+                after = _Point(self._size - 1, len(piece.prompt_token_ids))
+            yield self._add_response(call, begin)
+        if segment is not None:
+            self._segments.append((*segment, self._size - 1))
+
+    def _add_response(self, call: int, begin: int) -> "_Steps":
+        """The response, and all that continues it. `begin`: where its branch began."""
+        piece = self._pieces[call]
+        self._responses.append((self._size, call))
+        self._append(piece.response_token_ids, len(piece.prompt_token_ids))
+        segment, end = (begin, self._size), _Point(self._size - 1, piece.n_tokens)
+        for prompt in self._forest.continuing.get(call, ()):
+            yield self._add_prompt(prompt, prompt.calls, end)
+        self._segments.append((*segment, self._size - 1))
+
+    def _append(self, ids: NDArray[np.int64], position: int) -> None:
+        self._ids.append(ids)
+        self._positions.append(np.arange(position, position + len(ids)))
+        self._size += len(ids)
+
+    def row(self) -> Row:
+        """What has been added."""
+        mask = np.zeros(self._size, np.bool_)
+        behaviour, advantages, weights = (np.zeros(self._size, np.float32) for _ in range(3))
+        for begin, call in self._responses:
+            piece = self._pieces[call]
+            tokens = slice(begin, begin + len(piece.response_token_ids))
+            mask[tokens] = True
+            behaviour[tokens] = piece.behaviour_logprobs
+            advantages[tokens] = piece.advantages
+            weights[tokens] = piece.weight
+        return Row(
+            token_ids=np.concatenate(self._ids),
+            mask=mask,
+            behaviour_logprobs=behaviour,
+            advantages=advantages,
+            weights=weights,
+            samples=tuple(call for _, call in self._responses),
+            branches=self._seen() if self._replaced else None,
+        )
+
+    def _seen(self) -> Branches:
+        reach = np.empty(self._size, np.int64)
+        for begin, end, last in self._segments:
+            reach[begin:end] = last
+        reach[list(self._replaced)] = list(self._replaced.values())
+        return Branches(np.concatenate(self._positions), reach)
