@@ -6,23 +6,21 @@ import secrets
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from framework_captures import CAPTURES, Capture, load
-from google.protobuf.message import Message
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from recorded_rollout import Recorder
+from reward_collector import Collector, store
 
 import reward
 from reward.rules.file import load as load_rules
 from reward.rules.run import Evaluated, apply_rules
-from tracegrad import clickhouse, names, otlp
+from tracegrad import names, otlp
 from tracegrad.delivered import wait_until_delivered
 from tracegrad.errors import TracegradError, UnreachableError
 from tracegrad.settings import Settings
@@ -38,21 +36,6 @@ ONE_RULE = "[rules.answer_truncated]\nweight = -0.5\n"
 needs_captures = pytest.mark.skipif(
     not CAPTURES.is_dir(), reason="needs ../shared/fixtures/framework_captures, what frameworks really sent"
 )
-
-
-class Collector:
-    """The collector of `settings`, for a Recorder."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.otlp = settings.otlp
-
-    def send(self, request: Message) -> Any:
-        path = "/v1/traces" if hasattr(request, "resource_spans") else "/v1/logs"
-        post = urllib.request.Request(
-            self.otlp + path, request.SerializeToString(), {"content-type": "application/x-protobuf"}
-        )
-        with urllib.request.urlopen(post, timeout=30) as answer:
-            return SimpleNamespace(status=answer.status)
 
 
 @pytest.fixture
@@ -79,14 +62,9 @@ async def apply(settings: Settings, recorder: Recorder, rules: Any, **options: A
 
 def given(settings: Settings, rollout_id: str) -> dict[tuple[str, str], dict[str, Any]]:
     """By span id and name, the newest rewards of a rollout."""
-    client = clickhouse.connect(settings.clickhouse)
-    try:
-        rows = client.query(
-            "SELECT * FROM rewards WHERE rollout_id = {rollout:String}", parameters={"rollout": rollout_id}
-        ).named_results()
-        return {(row["span_id"], row["name"]): row for row in rows}
-    finally:
-        client.close()
+    query = "SELECT * FROM rewards WHERE rollout_id = {rollout:String}"
+    rows = store(settings.clickhouse).query(query, parameters={"rollout": rollout_id}).named_results()
+    return {(row["span_id"], row["name"]): row for row in rows}
 
 
 def scores(settings: Settings, recorder: Recorder) -> dict[tuple[str, str], float]:
@@ -95,12 +73,9 @@ def scores(settings: Settings, recorder: Recorder) -> dict[tuple[str, str], floa
 
 def written(settings: Settings, recorder: Recorder) -> int:
     """How many evaluation events there are of a rollout, replaced ones among them."""
-    client = clickhouse.connect(settings.clickhouse)
-    try:
-        query = "SELECT count() FROM evaluations WHERE told_rollout_id = {rollout:String}"
-        return int(client.query(query, parameters={"rollout": recorder.rollout_id}).result_rows[0][0])
-    finally:
-        client.close()
+    query = "SELECT count() FROM evaluations WHERE told_rollout_id = {rollout:String}"
+    rows = store(settings.clickhouse).query(query, parameters={"rollout": recorder.rollout_id}).result_rows
+    return int(rows[0][0])
 
 
 def said(*parts: dict[str, Any]) -> str:
