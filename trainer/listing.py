@@ -93,7 +93,7 @@ def _attempts(store: Store, wanted: Wanted) -> tuple[set[Attempt], list[Rollout]
     shown = store.rollouts(wanted.since, rollout_ids, task_ids)
     needed = {rollout.key: rollout for rollout in shown}
     everything = Since(0, untrained_only=False)
-    if shown and not estimator_named(wanted.choices.estimator).grouped and wanted.advantages:
+    if shown and wanted.advantages and estimator_named(wanted.choices.estimator).batch_wide:
         needed |= {rollout.key: rollout for rollout in store.rollouts(everything)}
     elif tasks := sorted({rollout.task_id for rollout in shown} - {""}):
         needed |= {rollout.key: rollout for rollout in store.rollouts(everything, task_ids=tasks)}
@@ -102,7 +102,7 @@ def _attempts(store: Store, wanted: Wanted) -> tuple[set[Attempt], list[Rollout]
 
 def _parts(rollouts: Sequence[Rollout], wanted: Wanted) -> Iterator[list[Rollout]]:
     """Whole groups, some at a time; everything at once where an estimator looks beyond groups."""
-    if not estimator_named(wanted.choices.estimator).grouped or wanted.choices.singleton == "batch":
+    if estimator_named(wanted.choices.estimator).batch_wide or wanted.choices.singleton == "batch":
         yield list(rollouts)
         return
     groups: dict[str, list[Rollout]] = defaultdict(list)
