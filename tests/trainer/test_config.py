@@ -11,7 +11,7 @@ from trainer.config import RESERVED, DataConfig, TrainConfig
 
 TOML = """
 [data]
-agents = [".*"]
+agents = ["writer", "re.*"]
 on_failure = "keep"
 settle = "500ms"
 [credit]
@@ -46,11 +46,24 @@ def test_names_of_what_is_to_come_are_accepted(file: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "other", "said"),
     [
-        ('agents = [".*"]', 'agents = ["writer"]', 'data.agents = ["writer"] in FILE is not available yet: use [".*"]'),
-        ('"keep"', '"penalize"', 'data.on_failure = "penalize" in FILE is not available yet: use "keep"'),
-        ("gamma = 1", "gamma = 0.9", "credit.gamma = 0.9 in FILE is not available yet: use 1.0"),
         ("workers = 1", "workers = true", "engine.workers = true in FILE is not available yet: use 1"),
-        ("= false", "= true", "engine.merge_prefixes = true in FILE is not available yet: use false"),
+        (
+            "kl_coef",
+            'name = "ppo"\nkl_coef',
+            'algorithm.name = "ppo" in FILE needs a critic, which is not available yet: use another estimator',
+        ),
+        (
+            '"re.*"',
+            '"re(.*"',
+            "bad setting data.agents 're(.*': give names or regular expressions "
+            "(missing ), unterminated subpattern at position 2)",
+        ),
+        (
+            "gamma = 1",
+            'scheme = "hierarchic"',
+            "bad setting credit.scheme 'hierarchic': choose one of identical, discounted, step, hierarchical, or name a "
+            "function of your own as package.module:function",
+        ),
         ('settle = "500ms"', 'settle = "soon"', "bad setting data.settle 'soon': give a duration like 500ms, 2s or 1m"),
     ],
 )
@@ -59,6 +72,16 @@ def test_what_is_not_available_is_one_line(file: Path, line: str, other: str, sa
     with pytest.raises(SettingsError) as caught:
         config.load(file)
     assert str(caught.value) == said.replace("FILE", str(file))
+
+
+def test_the_failure_policy_is_a_word_or_a_table(file: Path) -> None:
+    assert config.load(file).data.on_failure == "keep"
+    file.write_text(TOML.replace('on_failure = "keep"', 'on_failure = { timeout = "mask", truncation = "penalize" }'))
+    assert config.load(file).data.on_failure == {"timeout": "mask", "truncation": "penalize"}
+    for wrong in ('"forgive"', '{ timeout = "forgive" }', '{ boredom = "mask" }'):
+        file.write_text(TOML.replace('"keep"', wrong))
+        with pytest.raises(SettingsError, match=r"bad setting data\.on_failure"):
+            config.load(file)
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
