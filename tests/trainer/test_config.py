@@ -61,8 +61,8 @@ def test_names_of_what_is_to_come_are_accepted(file: Path) -> None:
         (
             "gamma = 1",
             'scheme = "hierarchic"',
-            "bad setting credit.scheme 'hierarchic': choose one of identical, discounted, step, hierarchical, or name a "
-            "function of your own as package.module:function",
+            "bad setting credit.scheme 'hierarchic': choose one of identical, discounted, step, hierarchical, or name "
+            "a function of your own as package.module:function",
         ),
         ('settle = "500ms"', 'settle = "soon"', "bad setting data.settle 'soon': give a duration like 500ms, 2s or 1m"),
     ],
