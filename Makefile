@@ -3,6 +3,8 @@ PYTHON ?= python3
 SEED ?= 0
 # Further options of `tracegrad bench`, as in `make bench BENCH="--calls 100000"`.
 BENCH ?=
+# How many processes run the tests side by side: more than two cores, as many tests wait for processes that they start.
+TEST_PROCESSES ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -27,7 +29,7 @@ bench: $(INSTALLED)
 	$(BIN)/tracegrad bench all --report bench-report $(BENCH)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -5,7 +5,6 @@ The model knows a few answers by heart, so that greedy decoding is far from ties
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,8 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import free_ports
 import pytest
 
+GROUPS = ("start_vllm", "road")
+"""Fixtures of the session that are dear: what uses one runs in one process."""
 SERVED_NAME = "policy"
 END, PAD = "<|im_end|>", "<|pad|>"
 CHAT_TEMPLATE = (
@@ -51,6 +53,36 @@ BY_HEART: tuple[tuple[str, bool, str], ...] = (
     ("Say hello.", False, "Hello, it is good to see you: \u2713 caf\u00e9 and 3 more words."),
 )
 """What the model answers greedily: question, whether the calculator is offered, answer."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Where tests run side by side, each real vLLM has one process for all of its tests."""
+    for fixture in GROUPS:
+        if fixture in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group(fixture))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where tests run side by side, those that take longest begin."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes with random ids or a time in them would give a test another name in each process."""
+    return argname if isinstance(val, bytes) and not val.isascii() else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file's tests share fixtures: they stay together, unless they belong to a group."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    class ByGroupOrFile(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return str(super()._split_scope(nodeid)).partition("::")[0]
+
+    return ByGroupOrFile(config, log)
 
 
 @dataclass(frozen=True)
@@ -137,13 +169,7 @@ def make_model(directory: Path, *, seed: int = 0, tied: bool = False, steps: int
 @pytest.fixture(scope="session")
 def free_port() -> Any:
     """A function that finds a port nobody listens on."""
-
-    def find() -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return int(probe.getsockname()[1])
-
-    return find
+    return free_ports.free_port
 
 
 @pytest.fixture(scope="session")

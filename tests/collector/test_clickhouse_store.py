@@ -1,9 +1,8 @@
 """A server as the store: a real one, which here is another collector, and one whose answers to inserts get lost."""
 
-import socket
 import time
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -140,10 +139,9 @@ def test_an_insert_at_work_is_stopped(store: ClickHouseStore, between: Between) 
     assert store.is_running("it's-id")
 
 
-def test_a_server_that_is_away_is_tried_again(between: Between, collector: Any) -> None:
+def test_a_server_that_is_away_is_tried_again(between: Between, free_port: Callable[[], int]) -> None:
     made: list[str] = []
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        away = f"clickhouse://127.0.0.1:{closed.getsockname()[1]}"
+    away = f"clickhouse://127.0.0.1:{free_port()}"
     store = store_at(away, prepare=lambda it: made.append(it.name))
     store.begin()  # says so in the log, and no more
     with pytest.raises(StoreError, match="Connection refused") as refused:

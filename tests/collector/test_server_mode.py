@@ -1,7 +1,6 @@
 """A collector whose store is a ClickHouse server: here, another collector, and at times one that fails in between."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -82,11 +81,9 @@ def test_what_got_no_good_answer_is_there_once(
 
 
 def test_a_collector_starts_without_its_server_and_delivers_when_it_is_there(
-    collector: Any, start: Callable[..., Any], tmp_path: Path
+    collector: Any, start: Callable[..., Any], tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
-    name = "server-mode-away"
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
+    name, port = "server-mode-away", free_port()
     with start(tmp_path / "data", "--store", f"clickhouse://127.0.0.1:{port}") as sender:
         assert sender.send(spans(name, 2)).status == 200
         assert "store not ready" in sender.log.read_text()

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -78,15 +77,6 @@ class Road:
         return json.loads(result.stdout)
 
 
-def free_ports(n: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's model after a short warm start: it calls the calculator, if often with the wrong numbers."""
@@ -97,9 +87,9 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def road(tmp_path_factory: pytest.TempPathFactory, small_model: Path) -> Iterator[Road]:
+def road(tmp_path_factory: pytest.TempPathFactory, small_model: Path, free_port: Any) -> Iterator[Road]:
     home = tmp_path_factory.mktemp("road")
-    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+    ports = {name: free_port() for name in PORTS}
     config = home / "tracegrad.toml"
     config.write_text(
         f"""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+# In the process that has the road: both start a vLLM, and this one the whole product at its usual ports.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("road")]
 
 DEMO = ("-m", "tracegrad", "demo", "--seed", "5", "--steps", "1", "--n-eval", "12", "--warm-steps", "100")
 DEADLINE_S = 300

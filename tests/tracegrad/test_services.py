@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 from tracegrad import services
 from tracegrad.errors import PortInUseError, SettingsError, TracegradError
@@ -23,12 +24,6 @@ class Ok(http.server.BaseHTTPRequestHandler):
         self.send_response(200); self.end_headers()
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Ok).serve_forever()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def service(name: str, code: str = ANSWERING, port: int | None = None) -> services.Service:
