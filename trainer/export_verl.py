@@ -66,7 +66,7 @@ def data_proto(lines: Sequence[Mapping[str, Any]], metadata: Mapping[str, str]) 
         "token_level_rewards": scores,
     }
     if all(line["advantage"] is not None for line in lines):
-        each = np.array([line["advantage"] for line in lines], np.float32)[:, None] * response_mask
+        each = np.array([line["advantage"] for line in lines], np.float32)[:, None] * response_mask.astype(np.float32)
         tensors |= {"advantages": each, "returns": each}
     told: dict[str, list[Any]] = {name: [line[name] for line in lines] for name in ABOUT}
     told["uid"] = [_group(line) for line in lines]
