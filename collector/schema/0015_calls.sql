@@ -41,7 +41,9 @@ SELECT
     argMax(ExtendsMessages, standing) AS n_shared_messages,
     argMax(length(PromptTokenIds), standing) AS n_new,
     argMax(PromptLength, standing) AS n_prompt,
-    argMax(PromptCrc32, standing) AS prompt_crc32
+    argMax(PromptCrc32, standing) AS prompt_crc32,
+    argMax(ToolCallIds, standing) AS tool_call_ids,
+    argMax(AnswerFaults, standing) AS answer_faults
 FROM otel.otel_traces
 WHERE IsLlmCall
 GROUP BY TraceId, SpanId, RolloutId, RolloutAttempt, Timestamp, CallLine, ExtendsDepth;
@@ -222,13 +224,15 @@ SELECT
     calls.sampling AS sampling,
     calls.response_id AS response_id,
     calls.choice_index AS choice_index,
-    calls.retry_count AS retry_count
+    calls.retry_count AS retry_count,
+    calls.tool_call_ids AS tool_call_ids,
+    calls.answer_faults AS answer_faults
 FROM
 (
     SELECT
         trace_id, span_id, parent_span_id, rollout_id, attempt, task_id, policy, policy_version, model, started_at, duration,
         prompt_token_ids, response_token_ids, logprobs, finish_reason, trainable, untrainable_reason, error_type,
-        input_messages, output_messages, sampling, response_id, choice_index, retry_count
+        input_messages, output_messages, sampling, response_id, choice_index, retry_count, tool_call_ids, answer_faults
     FROM otel.recorded_calls
     WHERE depth = 0
     UNION ALL
@@ -260,7 +264,8 @@ FROM
             new.n_shared_messages = 0 OR NOT has_all, new.input_messages,
             length(new.input_messages) <= 2, concat('[', substring(messages_above, 1, length(messages_above) - 1), ']'),
             concat('[', messages_above, substring(new.input_messages, 2))) AS input_messages,
-        new.output_messages, new.sampling, new.response_id, new.choice_index, new.retry_count
+        new.output_messages, new.sampling, new.response_id, new.choice_index, new.retry_count, new.tool_call_ids,
+        new.answer_faults
     FROM otel.call_lines AS lines
     RIGHT JOIN otel.recorded_calls AS new
         ON new.rollout_id = lines.rollout_id AND new.attempt = lines.attempt AND new.line = lines.line
