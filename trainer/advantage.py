@@ -167,7 +167,7 @@ def _in_groups(
 ) -> _OfMember:
     groups = members_of_groups(rollouts).values()
     found = _measured(rollouts, [members for members in groups if len(members) >= min_group], estimator, options)
-    if singleton == "batch" and len(found) < len(rollouts) >= max(min_group, 2):
+    if singleton == "batch" and len(found) < len(rollouts) >= min_group:
         batch = [replace(rollout, group="batch", states=(b"",) * len(rollout.states)) for rollout in rollouts]
         found = _measured(batch, [list(range(len(rollouts)))], estimator, options) | found
     return found
