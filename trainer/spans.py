@@ -15,7 +15,7 @@ class Span:
 
     `agent`: the agent whose span it is, empty for all others. `tool_call_id`: of the request that a tool span answers,
     empty where its instrumentation does not say. `started_ns`, `ended_ns`: unix time by the clock of whoever sent it.
-    `http_status`: of the response, 0 where there is none.
+    `http_status`: of the response, 0 where there is none. `error_message`: what is said of a failure.
     """
 
     trace_id: str
@@ -31,6 +31,7 @@ class Span:
     status_code: str
     error_type: str
     http_status: int
+    error_message: str = ""
 
     @property
     def failed(self) -> bool:

@@ -77,7 +77,7 @@ SELECT
     traces.told.1 AS parent_span_id, traces.told.2 AS name, traces.told.3 AS service, traces.told.4 AS agent,
     traces.told.5 AS is_tool, traces.told.6 AS tool_name, traces.told.7 AS tool_call_id, traces.told.8 AS is_call,
     traces.told.9 AS started_at, addNanoseconds(traces.told.9, traces.told.10) AS ended_at, traces.told.11 AS status_code,
-    traces.told.12 AS error_type, traces.told.13 AS http_status
+    traces.told.12 AS error_type, traces.told.13 AS http_status, traces.told.14 AS error_message
 FROM
 (
     SELECT
@@ -86,7 +86,8 @@ FROM
         -- Of several that differ, the one that ended last.
         argMax((
             ParentSpanId, SpanName, ServiceName, if(IsAgent, AgentName, ''), IsTool, ToolName, ToolCallId, IsLlmCall,
-            Timestamp, Duration, StatusCode, ErrorType, HttpStatus), addNanoseconds(Timestamp, Duration)) AS told
+            Timestamp, Duration, StatusCode, ErrorType, HttpStatus, if(StatusCode = 'Error', StatusMessage, '')),
+            addNanoseconds(Timestamp, Duration)) AS told
     FROM otel.otel_traces
     GROUP BY TraceId, SpanId
 ) AS traces
