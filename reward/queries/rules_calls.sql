@@ -21,4 +21,5 @@ SELECT
     SpanAttributes['tracegrad.extends.tools'] = 'true' AS same_tools,
     ExtendsSpanId AS extends_span_id
 FROM otel_traces
-WHERE RolloutId IN {rollout_ids:Array(String)} AND RolloutStatus = '' AND (IsLlmCall OR SpanKind = 'Server')
+WHERE RolloutId IN {rollout_ids:Array(String)} AND RolloutStatus = ''
+    AND (IsLlmCall OR (SpanKind = 'Server' AND SpanAttributes['gen_ai.request.model'] != ''))

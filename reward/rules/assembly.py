@@ -181,7 +181,8 @@ class Assembly:
                 if one is not None and one.definitions:
                     return self.definitions.get(one.definitions, {})
             whole = parent if parent is not None and not parent.is_choice else at
-            at = self._call_rows.get(whole.extends_span_id or at.extends_span_id) if whole.same_tools else None
+            same_tools = at.same_tools or whole.same_tools
+            at = self._call_rows.get(at.extends_span_id or whole.extends_span_id) if same_tools else None
         return {}
 
     def _tools(self, calls: Sequence[Call], root_span_id: str) -> Iterator[Tool]:

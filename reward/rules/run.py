@@ -23,7 +23,7 @@ from tracegrad.delivered import wait_until_delivered
 from tracegrad.errors import UnreachableError
 from tracegrad.settings import Settings
 
-HELD = 100_000
+HELD = 50_000
 QUIET_S = 10.0
 """How long nothing must have been heard of a rollout without a root span, until it is over."""
 
