@@ -17,7 +17,7 @@ from trainer.advantage import Measured, advantages, estimator_named
 from trainer.batch_choices import Choices
 from trainer.choices import OnFailure
 from trainer.credit import Execution, scheme_named
-from trainer.failures import errors_of_call, errors_of_rollout
+from trainer.failures import errors_of_call, errors_of_rollout, overflowed
 from trainer.gate import Gate
 from trainer.reward_sets import Given
 from trainer.spans import Span, SpanTree
@@ -198,7 +198,7 @@ class _Batch:
         masked = {item.call.span_id: f"failed_{error}" for item in selected if action == "mask"}
         tree = SpanTree(rollout.spans, rollout.root_span_id)
         requests = tool_requests(tree, rollout.calls, [item.call for item in selected])
-        selected = self._without_failed_calls(rollout.spans, selected, requests, rewards, masked)
+        selected = self._without_failed_calls(rollout, selected, requests, rewards, masked)
         execution = Execution(selected, rewards, tree, requests, self._choices.credit_gamma)
         credits = self._scheme(execution) if selected else np.array([execution.ret])
         self.members.append(_Member(rollout, selected, credits, execution.ret, masked))
@@ -215,7 +215,7 @@ class _Batch:
 
     def _without_failed_calls(
         self,
-        spans: Sequence[Span],
+        rollout: Rollout,
         selected: Sequence[Transition],
         requests: Mapping[str, str],
         rewards: dict[str, float],
@@ -226,21 +226,22 @@ class _Batch:
         if policy is None:
             return list(selected)
         tools: dict[str, list[Span]] = defaultdict(list)
-        for span in spans:
+        for span in rollout.spans:
             if (asking := requests.get(span.span_id)) is not None:
                 tools[asking].append(span)
+        full = overflowed(rollout.calls, rollout.spans)
         staying: list[Transition] = []
         for item in selected:
             span_id = item.call.span_id
-            actions = {error: policy.of(error) for error in errors_of_call(item.call, tools.get(span_id, ()))}
-            self.failures.update(actions.items())
-            by_action = {action: error for error, action in reversed(actions.items())}
-            if "drop" in by_action:
-                self._leave_out([item], f"failed_{by_action['drop']}")
+            errors = errors_of_call(item.call, tools.get(span_id, ()), context_full=span_id in full)
+            self.failures.update((error, policy.of(error)) for error in errors)
+            error, action = policy.strictest(errors)
+            if action == "drop":
+                self._leave_out([item], f"failed_{error}")
                 continue
-            if "mask" in by_action:
-                masked.setdefault(span_id, f"failed_{by_action['mask']}")
-            elif "penalize" in by_action:
+            if action == "mask":
+                masked.setdefault(span_id, f"failed_{error}")
+            elif action == "penalize":
                 rewards[span_id] = rewards.get(span_id, 0.0) + self._choices.penalty
             staying.append(replace(item, reward=rewards.get(span_id, 0.0)))
         return staying
