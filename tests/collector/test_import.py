@@ -138,6 +138,23 @@ def test_agents_tools_and_scores(imported: dict[str, Any], collector: Any) -> No
     ]
 
 
+def test_the_tree_of_an_imported_rollout(imported: dict[str, Any], collector: Any) -> None:
+    tree = rows(
+        collector,
+        "SELECT span_id, parent_span_id, agent, is_tool, tool_name, is_call FROM rollout_tree"
+        " WHERE rollout_id = 'fee618f96dc31e0ca38b2f7b26eb8b29' ORDER BY started_at, span_id",
+    )
+    assert {row.pop("span_id"): list(row.values()) for row in tree} == {
+        "e5a76f27f51ad40e": ["", "Agent workflow", False, "", False],
+        "d950b668796240b5": ["e5a76f27f51ad40e", "Hello world", False, "", False],
+        "98870087af69bf06": ["d950b668796240b5", "", False, "", True],
+        "5b99c3e3411ed17b": ["d950b668796240b5", "", True, "get_weather", False],
+        "90d94774e8e3724d": ["d950b668796240b5", "", False, "", True],
+    }
+    asked = rows(collector, "SELECT tool_call_ids FROM llm_calls WHERE span_id = '98870087af69bf06'")
+    assert asked == [{"tool_call_ids": ["call_Kud0j0DxWSmLzv9W5m6qVqXn"]}]
+
+
 def test_a_trace_without_its_root_gets_one(run: Run, collector: Any, tmp_path: Path) -> None:
     trace, task = os.urandom(16).hex(), f"task-{os.urandom(4).hex()}"
     span = {"traceId": trace, "spanId": "00f067aa0ba902b7", "parentSpanId": "00f067aa0ba902b6", "name": "chat m"}

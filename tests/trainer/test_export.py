@@ -1,7 +1,7 @@
 """`tracegrad export` from a real store: the listing's lines in every format, and conversations of every call."""
 
+import asyncio
 import json
-import os
 import secrets
 import subprocess
 import sys
@@ -12,11 +12,15 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from click.testing import Result
 from recorded_agents import Collector, RecordedAgents
+from typer.testing import CliRunner
 
 from tracegrad import names, otlp
+from tracegrad.cli import app
+from tracegrad.errors import TracegradError
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+Run = Callable[..., Result]
 USER = {"role": "user", "parts": [{"type": "text", "content": "What colour?"}]}
 TOOLS = json.dumps([{"type": "function", "name": "look", "parameters": {"type": "object"}}])
 ANSWER = [{"role": "assistant", "parts": [{"type": "text", "content": "Blue."}], "finish_reason": "stop"}]
@@ -26,13 +30,8 @@ SAID = {names.INPUT_MESSAGES: json.dumps([USER]), names.OUTPUT_MESSAGES: json.du
 @pytest.fixture
 def run(collector: Collector) -> Run:
     """Runs `tracegrad` on this store."""
-    environment = os.environ | {"TRACEGRAD_OTLP": collector.otlp, "TRACEGRAD_CLICKHOUSE": collector.clickhouse}
-
-    def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "tracegrad", *map(str, arguments)]
-        return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=120, env=environment)
-
-    return command
+    environment = {"TRACEGRAD_OTLP": collector.otlp, "TRACEGRAD_CLICKHOUSE": collector.clickhouse}
+    return lambda *arguments: CliRunner().invoke(app, [*map(str, arguments)], env=environment)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -50,7 +49,7 @@ def test_jsonl_and_parquet_are_the_listing(agents: RecordedAgents, run: Run, tmp
     assert json.loads(told.stdout) == {"out": str(tmp_path / "t.jsonl"), "format": "jsonl", "written": 6}
     assert (tmp_path / "t.jsonl").read_text() == listed.stdout
     told = run("export", "--format", "parquet", "--out", tmp_path / "t.parquet", *chosen)
-    assert told.stdout == f"wrote 6 transitions to {tmp_path / 't.parquet'}\n", told.stderr
+    assert told.stdout == f"wrote 6 transitions to {tmp_path / 't.parquet'}\n", told.output
     table = pq.read_table(tmp_path / "t.parquet")
     expected = lines_of(tmp_path / "t.jsonl")
     for name in ("span_id", "credit", "advantage", "prompt_token_ids", "used", "drop_reason"):
@@ -65,7 +64,7 @@ def test_verl_has_what_is_used(agents: RecordedAgents, run: Run, tmp_path: Path)
         agents.pair("one")
         agents.run("alone", 1.0)
     done = run("export", "--format", "verl", "--out", tmp_path / "b.verl", "--policy", agents.policy)
-    assert done.stdout == f"wrote 4 transitions to {tmp_path / 'b.verl'}\n", done.stderr
+    assert done.stdout == f"wrote 4 transitions to {tmp_path / 'b.verl'}\n", done.output
     from verl import DataProto
 
     batch = DataProto.load_from_disk(tmp_path / "b.verl")
@@ -79,10 +78,10 @@ def test_nothing_is_overwritten_unless_it_is_asked_for(agents: RecordedAgents, r
     path.write_text("mine")
     command = ("export", "--format", "jsonl", "--out", path, "--policy", agents.policy)
     done = run(*command)
-    assert (done.returncode, path.read_text()) == (1, "mine")
-    assert "--force to replace it" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert run(*command, "--force").returncode == 0
+    assert (done.exit_code, path.read_text()) == (1, "mine")
+    assert isinstance(done.exception, TracegradError)
+    assert "--force to replace it" in str(done.exception)
+    assert run(*command, "--force").exit_code == 0
     assert len(lines_of(path)) == 4
 
 
@@ -94,9 +93,9 @@ def test_conversations_of_calls_and_of_imported_ones(agents: RecordedAgents, run
     attributes = {"gen_ai.operation.name": "chat", "input": "Hi", "output": "Ho", "model": agents.policy}
     foreign = tmp_path / "foreign.json"
     foreign.write_text(json.dumps(attributes))
-    assert run("import", foreign, "--task", task, "--rollout", f"{agents.policy}-x").returncode == 0
+    assert run("import", foreign, "--task", task, "--rollout", f"{agents.policy}-x").exit_code == 0
     done = run("export", "--format", "jsonl", "--messages", "--task", task, "--out", tmp_path / "sft.jsonl")
-    assert done.stdout.startswith("wrote 2 conversations"), done.stderr
+    assert done.stdout.startswith("wrote 2 conversations"), done.output
     assert "1 calls left out, of which no question or no answer was recorded" in done.stdout
     by_rollout = {line["rollout_id"]: line for line in lines_of(tmp_path / "sft.jsonl")}
     assert by_rollout[mine]["messages"] == [
@@ -113,7 +112,7 @@ def test_conversations_of_calls_and_of_imported_ones(agents: RecordedAgents, run
     assert "tools" not in imported
 
 
-async def test_tools_of_calls_that_extend_others(collector: Collector, run: Run, tmp_path: Path) -> None:
+def test_tools_of_calls_that_extend_others(collector: Collector, run: Run, tmp_path: Path) -> None:
     """A call with the tools of the one before only says so; where choices have a span each, their call's span tells."""
     rollout, trace = f"r-{secrets.token_hex(4)}", secrets.token_bytes(16)
     first, second, choice, without = (otlp.SpanContext.new(trace) for _ in range(4))
@@ -124,12 +123,20 @@ async def test_tools_of_calls_that_extend_others(collector: Collector, run: Run,
         (choice, second.span_id, {**SAID, names.TRAINABLE: False}),
         (without, b"", {**SAID, names.TRAINABLE: False}),
     ]
-    async with otlp.OtlpSender(collector.otlp, "tracegrad.sidecar") as sender:
-        for at, (context, parent, values) in enumerate(own, time.time_ns()):
-            told = {names.ROLLOUT_ID: rollout} | values
-            sender.put(otlp.span("chat", context, parent_span_id=parent, start_ns=at, end_ns=at, values=told))
+    spans = [
+        otlp.span(
+            "chat", context, parent_span_id=parent, start_ns=at, end_ns=at, values={names.ROLLOUT_ID: rollout} | values
+        )
+        for at, (context, parent, values) in enumerate(own, time.time_ns())
+    ]
+
+    async def send() -> None:
+        async with otlp.OtlpSender(collector.otlp, "tracegrad.sidecar") as sender:
+            assert all(sender.put(span) for span in spans)
+
+    asyncio.run(send())
     done = run("export", "--format", "jsonl", "--messages", "--rollout", rollout, "--out", tmp_path / "sft.jsonl")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.output
     assert [(line["span_id"], len(line.get("tools", []))) for line in lines_of(tmp_path / "sft.jsonl")] == [
         (first.span_id.hex(), 1),
         (choice.span_id.hex(), 1),
@@ -147,8 +154,8 @@ async def test_tools_of_calls_that_extend_others(collector: Collector, run: Run,
 )
 def test_bad_usage(options: tuple[str, ...], said: str, run: Run, tmp_path: Path) -> None:
     done = run("export", *options, "--out", tmp_path / "out")
-    assert done.returncode != 0
-    assert said in done.stderr
+    assert isinstance(done.exception, TracegradError)
+    assert said in str(done.exception)
     assert list(tmp_path.iterdir()) == []
 
 
