@@ -5,14 +5,10 @@ as token ids. Chains of such calls become one row; where several calls continue 
 row branches. Loss and gradient are those of one row per sample.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
-
-import numpy as np
+from collections import Counter
 
 from trainer.merge_report import MergeReport, Pairs
-from trainer.packing import Piece, pack
-from trainer.prefix_forest import Forest, prefix_forest
+from trainer.packing import Piece, merged, one_by_one
 from trainer.rows import Row
 from trainer.samples import Sample, Samples
 from trainer.transitions import Attempt
@@ -52,41 +48,3 @@ def _piece(sample: Sample, weight: float) -> Piece:
         weight=weight,
         key=(*sample.rollout, call.policy),
     )
-
-
-def one_by_one(pieces: Sequence[Piece]) -> list[Row]:
-    """One row per call, in order."""
-    return [
-        Row.of_response(
-            piece.prompt_token_ids,
-            piece.response_token_ids,
-            piece.behaviour_logprobs,
-            advantage=piece.advantages,
-            weight=piece.weight,
-            sample=number,
-        )
-        for number, piece in enumerate(pieces)
-    ]
-
-
-def merged(pieces: Sequence[Piece], max_row_tokens: int, *, branches: bool = True) -> tuple[list[Row], list[Forest]]:
-    """Rows of calls with equal keys, and what continues what, in numbers of `pieces`."""
-    by_key: dict[Hashable, list[int]] = defaultdict(list)
-    for number, piece in enumerate(pieces):
-        by_key[piece.key].append(number)
-    rows: list[Row] = []
-    forests: list[Forest] = []
-    for numbers in by_key.values():
-        prompts = {
-            number: np.ascontiguousarray(pieces[number].prompt_token_ids, np.int64).tobytes() for number in numbers
-        }
-        forest = prefix_forest(
-            prompts,
-            {
-                number: prompts[number] + np.ascontiguousarray(pieces[number].response_token_ids, np.int64).tobytes()
-                for number in numbers
-            },
-        )
-        rows += pack(pieces, forest, max_row_tokens, branches=branches)
-        forests.append(forest)
-    return rows, forests

@@ -4,14 +4,14 @@ Invariant: every call's response is trained in exactly one row, after exactly th
 beyond `max_tokens` leaves calls to further rows, which compute the prompt again and train none of it.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.prefix_forest import Forest, Prompt
+from trainer.prefix_forest import Forest, Prompt, prefix_forest
 from trainer.rows import Branches, Row
 
 
@@ -33,7 +33,45 @@ class Piece:
         return len(self.prompt_token_ids) + len(self.response_token_ids)
 
 
-def pack(pieces: Sequence[Piece], forest: Forest, max_tokens: int, *, branches: bool) -> Iterator[Row]:
+def one_by_one(pieces: Sequence[Piece]) -> list[Row]:
+    """One row per call, in order."""
+    return [
+        Row.of_response(
+            piece.prompt_token_ids,
+            piece.response_token_ids,
+            piece.behaviour_logprobs,
+            advantage=piece.advantages,
+            weight=piece.weight,
+            sample=number,
+        )
+        for number, piece in enumerate(pieces)
+    ]
+
+
+def merged(pieces: Sequence[Piece], max_row_tokens: int, *, branches: bool = True) -> tuple[list[Row], list[Forest]]:
+    """Rows of calls with equal keys, and what continues what, in numbers of `pieces`."""
+    by_key: dict[Hashable, list[int]] = defaultdict(list)
+    for number, piece in enumerate(pieces):
+        by_key[piece.key].append(number)
+    rows: list[Row] = []
+    forests: list[Forest] = []
+    for numbers in by_key.values():
+        prompts = {
+            number: np.ascontiguousarray(pieces[number].prompt_token_ids, np.int64).tobytes() for number in numbers
+        }
+        forest = prefix_forest(
+            prompts,
+            {
+                number: prompts[number] + np.ascontiguousarray(pieces[number].response_token_ids, np.int64).tobytes()
+                for number in numbers
+            },
+        )
+        rows += _pack(pieces, forest, max_row_tokens, branches=branches)
+        forests.append(forest)
+    return rows, forests
+
+
+def _pack(pieces: Sequence[Piece], forest: Forest, max_tokens: int, *, branches: bool) -> Iterator[Row]:
     """The rows of one forest over some of `pieces`.
 
     Without `branches` a row is one sequence: what would branch off starts another.

@@ -13,7 +13,8 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
+from tiny_models import VOCABULARY, Recorder, write_llama
+from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM
 
 from tracegrad.errors import InputError, SettingsError, TracegradError
 from trainer.config import TrainConfig
@@ -22,24 +23,13 @@ from trainer.rows import Row
 
 pytestmark = pytest.mark.slow
 
-VOCABULARY, LR, WEIGHT_DECAY, CLIP_LOW, CLIP_HIGH = 61, 3e-3, 0.05, 0.2, 0.28
+LR, WEIGHT_DECAY, CLIP_LOW, CLIP_HIGH = 3e-3, 0.05, 0.2, 0.28
 
 
 @pytest.fixture(scope="session")
 def make_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A function that writes a random Llama of 20k parameters and returns its directory."""
-
-    def make(**changes: Any) -> Path:
-        torch.manual_seed(0)
-        shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 64}
-        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
-        given = {**shape, **heads, "tie_word_embeddings": False, "initializer_range": 0.3, **changes}
-        model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **given))
-        directory = tmp_path_factory.mktemp("llama")
-        model.save_pretrained(directory)
-        return directory
-
-    return make
+    return lambda **changes: write_llama(tmp_path_factory.mktemp("llama"), **changes)
 
 
 @pytest.fixture(scope="session")
@@ -101,20 +91,6 @@ def reference_loss(model: Any, rows: list[Row]) -> torch.Tensor:
         bounded = torch.where(advantages < 0, objective.maximum(3 * advantages), objective)
         total = total - (trained(row.weights, row) * bounded).sum()
     return total
-
-
-class Recorder:
-    """Keeps the gradients that the engine's optimizer is given."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.steps: list[dict[str, torch.Tensor]] = []
-        verl = engine._worker.engine
-
-        def record(*_: Any) -> None:
-            named = verl.module.named_parameters()
-            self.steps.append({name: parameter.grad.full_tensor().clone() for name, parameter in named})
-
-        verl.optimizer.register_step_pre_hook(record)
 
 
 def test_importing_the_engine_changes_nothing_else(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:

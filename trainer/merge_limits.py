@@ -1,0 +1,110 @@
+"""What may be merged: merging saves time and changes nothing, or it is not done.
+
+Losses that look at whole sequences take a row for one, so merged rows would mean something else to them. A model whose
+layers do not all attend to everything before a token cannot be told what a branch sees, and one whose position encoding
+depends on how long a row is would compute other numbers in a longer one.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tracegrad.errors import SettingsError
+from trainer.config import AlgorithmConfig, TrainConfig
+
+SEQUENCE_LOSSES = frozenset({"gspo", "sapo", "geo_mean"})
+"""verl's policy losses that are of a sequence: its ratio or its mean."""
+
+SEQUENCE_AGGREGATIONS = "seq-mean-"
+"""What the names of aggregations that count sequences begin with."""
+
+BRANCHING_MODELS = frozenset(
+    {
+        "apertus",
+        "arcee",
+        "ernie4_5",
+        "gemma",
+        "glm",
+        "glm4",
+        "granite",
+        "granitemoe",
+        "helium",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo",
+        "olmo2",
+        "olmoe",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "seed_oss",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+    }
+)
+"""Model types of transformers that take positions and an attention mask of any form, as a test shows of each."""
+
+LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})
+"""Position encodings that are others in longer rows."""
+
+
+@dataclass(frozen=True)
+class MergeLimits:
+    """`merge`: whether rows may be merged at all. `branches`: whether they may branch. `why`: if not, in a sentence."""
+
+    merge: bool = True
+    branches: bool = True
+    why: str = ""
+
+
+def merge_limits(config: TrainConfig) -> MergeLimits:
+    """What a job may merge. Raises SettingsError where its file asks for what would change the loss."""
+    if not config.engine.merge_prefixes:
+        return MergeLimits(merge=False, branches=False, why="engine.merge_prefixes = false")
+    if setting := _of_sequences(config.algorithm):
+        why = f"{setting} looks at whole sequences, and a merged row is not one"
+        if "merge_prefixes" in config.engine.model_fields_set:
+            raise SettingsError(f"bad setting engine.merge_prefixes = true: {why}: use false, or leave it out")
+        return MergeLimits(merge=False, branches=False, why=why)
+    return _of_model(config.engine.model)
+
+
+def _of_sequences(algorithm: AlgorithmConfig) -> str:
+    if algorithm.loss in SEQUENCE_LOSSES:
+        return f'algorithm.loss = "{algorithm.loss}"'
+    if algorithm.aggregation.startswith(SEQUENCE_AGGREGATIONS):
+        return f'algorithm.aggregation = "{algorithm.aggregation}"'
+    return ""
+
+
+def _of_model(directory: Path) -> MergeLimits:
+    model = json.loads((directory / "config.json").read_text())
+    encoding = _position_encoding(model)
+    if encoding in LENGTH_DEPENDENT:
+        return MergeLimits(False, False, f"the model's position encoding ({encoding}) depends on how long a row is")
+    model_type = model.get("model_type")
+    if model_type not in BRANCHING_MODELS:
+        return MergeLimits(True, False, f"branches are not known to be exact for models of type {model_type}")
+    if _has_windows(model):
+        return MergeLimits(True, False, "the model has layers that do not attend to all tokens before one")
+    return MergeLimits()
+
+
+def _position_encoding(model: dict[str, Any]) -> str:
+    for name in ("rope_parameters", "rope_scaling"):
+        told = model.get(name)
+        if isinstance(told, dict):
+            return str(told.get("rope_type", told.get("type", "default")))
+    return "default"
+
+
+def _has_windows(model: dict[str, Any]) -> bool:
+    if kinds := model.get("layer_types"):
+        return any(kind != "full_attention" for kind in kinds)
+    of_type = 4096 if model["model_type"] == "mistral" else None  # what transformers takes where none is written
+    return model.get("sliding_window", of_type) is not None and model.get("use_sliding_window", True)
