@@ -19,6 +19,7 @@ from trainer.agreement import check_agreement
 from trainer.config import TrainConfig
 from trainer.gate import Gate
 from trainer.learner import Learner, StartLearner
+from trainer.merge_limits import merge_limits
 from trainer.merging import rows_of
 from trainer.plan import Plan, make_plan, plan_metrics, sample_records
 from trainer.publisher import Publisher, Served
@@ -117,11 +118,9 @@ class Job:
         with seconds("select"):
             plan = self.plan(hurried=hurried)
             newest_recorded = max(self._store.versions(self._config.data.policy), default=0)
-        engine = self._config.engine
+        limits = merge_limits(self._config)
         rows, merged = rows_of(
-            plan.samples,
-            merge=engine.merge_prefixes,
-            max_row_tokens=engine.max_prompt_tokens + engine.max_response_tokens,
+            plan.samples, merge=limits.merge, max_row_tokens=limits.max_row_tokens, branches=limits.branches
         )
         metrics = self.plan_metrics(plan) | merged.metrics()
         version = max(self.version, newest_recorded) + 1 if rows else self.version

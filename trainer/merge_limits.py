@@ -7,7 +7,6 @@ depends on how long a row is would compute other numbers in a longer one.
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tracegrad.errors import SettingsError
@@ -55,8 +54,13 @@ LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})
 
 @dataclass(frozen=True)
 class MergeLimits:
-    """`merge`: whether rows may be merged at all. `branches`: whether they may branch. `why`: if not, in a sentence."""
+    """`merge`: whether rows may be merged at all. `branches`: whether they may branch. `why`: if not, in a sentence.
 
+    `max_row_tokens`: as much as the longest single call may have. So a chain is never cut, and a tree needs no more
+    memory than a call could.
+    """
+
+    max_row_tokens: int
     merge: bool = True
     branches: bool = True
     why: str = ""
@@ -64,14 +68,21 @@ class MergeLimits:
 
 def merge_limits(config: TrainConfig) -> MergeLimits:
     """What a job may merge. Raises SettingsError where its file asks for what would change the loss."""
+    most = config.engine.max_prompt_tokens + config.engine.max_response_tokens
     if not config.engine.merge_prefixes:
-        return MergeLimits(merge=False, branches=False, why="engine.merge_prefixes = false")
+        return MergeLimits(most, merge=False, branches=False, why="engine.merge_prefixes = false")
     if setting := _of_sequences(config.algorithm):
         why = f"{setting} looks at whole sequences, and a merged row is not one"
         if "merge_prefixes" in config.engine.model_fields_set:
-            raise SettingsError(f"bad setting engine.merge_prefixes = true: {why}: use false, or leave it out")
-        return MergeLimits(merge=False, branches=False, why=why)
-    return _of_model(config.engine.model)
+            raise SettingsError(f"bad setting engine.merge_prefixes = true: {why}; use false, or leave it out")
+        return MergeLimits(most, merge=False, branches=False, why=why)
+    model = json.loads((config.engine.model / "config.json").read_text())
+    if (encoding := _position_encoding(model)) in LENGTH_DEPENDENT:
+        why = f"the model's position encoding ({encoding}) depends on how long a row is"
+        return MergeLimits(most, merge=False, branches=False, why=why)
+    if why := _no_branches(model):
+        return MergeLimits(most, branches=False, why=why)
+    return MergeLimits(most)
 
 
 def _of_sequences(algorithm: AlgorithmConfig) -> str:
@@ -82,17 +93,12 @@ def _of_sequences(algorithm: AlgorithmConfig) -> str:
     return ""
 
 
-def _of_model(directory: Path) -> MergeLimits:
-    model = json.loads((directory / "config.json").read_text())
-    encoding = _position_encoding(model)
-    if encoding in LENGTH_DEPENDENT:
-        return MergeLimits(False, False, f"the model's position encoding ({encoding}) depends on how long a row is")
-    model_type = model.get("model_type")
-    if model_type not in BRANCHING_MODELS:
-        return MergeLimits(True, False, f"branches are not known to be exact for models of type {model_type}")
+def _no_branches(model: dict[str, Any]) -> str:
+    if model.get("model_type") not in BRANCHING_MODELS:
+        return f"branches are not known to be exact for models of type {model.get('model_type')}"
     if _has_windows(model):
-        return MergeLimits(True, False, "the model has layers that do not attend to all tokens before one")
-    return MergeLimits()
+        return "the model has layers that do not attend to all tokens before one"
+    return ""
 
 
 def _position_encoding(model: dict[str, Any]) -> str:
