@@ -93,7 +93,7 @@ def _attempts(store: Store, wanted: Wanted) -> tuple[set[Attempt], list[Rollout]
     shown = store.rollouts(wanted.since, rollout_ids, task_ids)
     needed = {rollout.key: rollout for rollout in shown}
     everything = Since(0, untrained_only=False)
-    if shown and wanted.advantages and estimator_named(wanted.choices.estimator).batch_wide:
+    if shown and wanted.advantages and _batch_wide(wanted.choices):
         needed |= {rollout.key: rollout for rollout in store.rollouts(everything)}
     elif tasks := sorted({rollout.task_id for rollout in shown} - {""}):
         needed |= {rollout.key: rollout for rollout in store.rollouts(everything, task_ids=tasks)}
@@ -102,7 +102,7 @@ def _attempts(store: Store, wanted: Wanted) -> tuple[set[Attempt], list[Rollout]
 
 def _parts(rollouts: Sequence[Rollout], wanted: Wanted) -> Iterator[list[Rollout]]:
     """Whole groups, some at a time; everything at once where an estimator looks beyond groups."""
-    if estimator_named(wanted.choices.estimator).batch_wide or wanted.choices.singleton == "batch":
+    if _batch_wide(wanted.choices):
         yield list(rollouts)
         return
     groups: dict[str, list[Rollout]] = defaultdict(list)
@@ -116,6 +116,10 @@ def _parts(rollouts: Sequence[Rollout], wanted: Wanted) -> Iterator[list[Rollout
             part = []
     if part:
         yield part
+
+
+def _batch_wide(choices: Choices) -> bool:
+    return estimator_named(choices.estimator).batch_wide or choices.singleton == "batch"
 
 
 def _slices(rollouts: Sequence[Rollout]) -> Iterator[Sequence[Rollout]]:

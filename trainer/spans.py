@@ -8,6 +8,9 @@ else.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+NO_SPAN = "0" * 16
+"""How some write that there is no parent."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -47,14 +50,17 @@ class SpanTree:
         self.root_span_id = root_span_id
 
     def ancestors(self, span_id: str) -> list[str]:
-        """Ids of the spans above, nearest first, the rollout's root last. Where parents go in a circle, each once."""
+        """Ids of the spans above, nearest first, the rollout's root last. Where parents go in a circle, each once.
+
+        A parent that is not there is one all the same, and ends the way: it may be judged by its id.
+        """
         above: list[str] = []
-        seen = {span_id, self.root_span_id}
+        seen = {"", NO_SPAN, span_id, self.root_span_id}
         span = self.spans.get(span_id)
-        while span is not None and (parent := span.parent_span_id) in self.spans and parent not in seen:
+        while span is not None and (parent := span.parent_span_id) not in seen:
             seen.add(parent)
             above.append(parent)
-            span = self.spans[parent]
+            span = self.spans.get(parent)
         if self.root_span_id and span_id != self.root_span_id:
             above.append(self.root_span_id)
         return above

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tracegrad.cli import app
 from tracegrad.errors import SettingsError
-from trainer import run
+from trainer import listing, run
 from trainer.config import DataConfig, TrainConfig
 from trainer.listing import iso_time
 from trainer.since import Since, parse_since
@@ -126,10 +126,34 @@ def test_many_tasks_are_asked_for_in_parts(agents: RecordedAgents, monkeypatch: 
     store.close()
 
 
-def test_gamma_changes_nothing_for_identical_credit(agents: RecordedAgents) -> None:
-    agents.pair("one")
-    plain = listed(agents.collector, "--policy", agents.policy)
-    assert listed(agents.collector, "--policy", agents.policy, "--gamma", "0.9") == plain
+def test_gamma_discounts_all_but_identical_credit(agents: RecordedAgents) -> None:
+    good, _ = agents.pair("one")
+
+    def credits(*arguments: str) -> list[float]:
+        lines = listed(agents.collector, "--policy", agents.policy, *arguments)
+        return [line["credit"] for line in lines if line["rollout_id"] == good]
+
+    assert credits("--gamma", "0.5") == [0.5, 1.0]
+    assert credits("--gamma", "0.5", "--credit", "discounted") == [0.5, 1.0]
+    assert credits("--gamma", "0.5", "--credit", "identical") == [1.0, 1.0]
+    assert credits("--credit", "step") == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gigpo"])
+def test_parts_of_a_store_are_judged_as_the_whole_is(
+    agents: RecordedAgents, monkeypatch: pytest.MonkeyPatch, estimator: str
+) -> None:
+    with agents.together():
+        for task in ("one", "two", "three"):
+            agents.pair(task)
+            agents.run(task, 0.25)
+        agents.run("four", 1.0)
+    arguments = ["--policy", agents.policy, "--advantage", estimator]
+    whole = listed(agents.collector, *arguments)
+    monkeypatch.setattr(listing, "ROLLOUTS_AT_ONCE", 2)
+    assert listed(agents.collector, *arguments) == whole
+    assert len(whole) == 20
+    assert len({line["advantage"] for line in whole}) >= 3
 
 
 def test_a_table_for_people(agents: RecordedAgents) -> None:
