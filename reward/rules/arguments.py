@@ -62,7 +62,13 @@ def schemas(definitions: str) -> dict[str, ArgumentSchema]:
 
 
 def as_object(arguments: Any) -> Mapping[str, Any] | None:
-    """The arguments of a tool call as an object; None where they are none. No arguments at all are an empty one."""
-    if arguments is None or arguments == "":
-        return {}
+    """The arguments of a tool call as an object, also where that was written as a text; None where they are none.
+
+    As `answer_faults` in the view `llm_calls` has it: no arguments at all are none, too.
+    """
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            return None
     return arguments if isinstance(arguments, dict) else None

@@ -10,6 +10,8 @@ from tracegrad.context_overflow import is_context_overflow
 
 TRUNCATED = ("length", "max_tokens", "max_output_tokens", "MAX_TOKENS")
 """Finish reasons of an answer that was cut at its longest: chat completions' and what providers say themselves."""
+CONTEXT_FULL = "model_context_window_exceeded"
+"""Finish reason of an answer that the end of the context cut off, where a provider tells it from others."""
 LONGEST_QUOTE = 200
 
 
@@ -40,8 +42,13 @@ def answer_truncated(attempt: Attempt, _: AgentSettings) -> Iterator[Finding]:
 
 
 def context_overflow(attempt: Attempt, _: AgentSettings) -> Iterator[Finding]:
-    """1 for each call that was refused because prompt and answer do not fit into the model's context."""
+    """1 for each call that was refused because prompt and answer do not fit into the model's context.
+
+    And for each answer that ended with the context, where the provider says so.
+    """
     for call in attempt.calls:
+        if call.finish_reason == CONTEXT_FULL:
+            yield Finding(call.span.span_id, 1.0, "the context ended before the answer")
         if call.span.failed and is_context_overflow(call.message):
             yield Finding(call.span.span_id, 1.0, f"refused: {call.message[:LONGEST_QUOTE]}")
 

@@ -400,6 +400,18 @@ async def test_attempts_in_one_trace_keep_what_is_theirs(settings: Settings, rec
     }
 
 
+async def test_what_is_malformed_is_what_the_store_calls_so(settings: Settings, recorder: Recorder, rules: Any) -> None:
+    written_as = [{}, {"city": 1}, [], "", None, 3, "{", '{"city": 1}', "[]", "3"]
+    calls = [recorder.call(OUTPUT_MESSAGES=said(asks("1", arguments))) for arguments in written_as]
+    recorder.send(*calls, recorder.root_span())
+    evaluated = await apply(settings, recorder, rules("[rules.malformed_tool_call]\nweight = -1"))
+    faulty = "has(answer_faults, 'malformed_tool_call')"
+    query = f"SELECT span_id FROM llm_calls WHERE rollout_id = {{rollout:String}} AND {faulty}"
+    rows = store(settings.clickhouse).query(query, parameters={"rollout": recorder.rollout_id}).result_rows
+    assert {span_id for span_id, _ in scores(settings, recorder)} == {span_id for (span_id,) in rows}
+    assert evaluated.rules["rule.malformed_tool_call"].times == 7
+
+
 @pytest.fixture
 def own_module(tmp_path: Path) -> Iterator[str]:
     """A module beside the rules, with functions of a user's."""

@@ -89,9 +89,10 @@ SCHEMA = ArgumentSchema({"type": "object", "properties": {"city": {"type": "stri
         ({"city": "Paris"}, SCHEMA, False, False),
         ({"city": 3}, SCHEMA, True, False),
         ({}, SCHEMA, True, False),
-        ("", SCHEMA, True, False),
-        ("", None, False, False),
-        (None, None, False, False),
+        ("", None, True, True),
+        (None, None, True, True),
+        ('{"city": "Paris"}', SCHEMA, False, False),
+        ('{"city": 3}', SCHEMA, True, False),
         ('{"city": "Par', SCHEMA, True, True),
         (["Paris"], None, True, True),
         (3, SCHEMA, True, True),
@@ -181,6 +182,11 @@ def test_a_context_that_was_too_small(message: str) -> None:
 )
 def test_other_refusals(message: str) -> None:
     assert not is_context_overflow(message)
+
+
+def test_an_answer_that_ended_with_the_context() -> None:
+    calls = [call("c1", finish_reason="model_context_window_exceeded"), call("c2", finish_reason="length")]
+    assert judged(context_overflow(attempt(calls), CALLS)) == [("c1", 1.0)]
 
 
 def test_latency_is_what_is_beyond() -> None:
