@@ -49,7 +49,7 @@ RewardSet = Annotated[
     str | None,
     typer.Option(
         "--reward-set",
-        help="Count only these rewards: a [reward_set.NAME] of the job, or the name of an evaluation.",
+        help="Count only these rewards: a table `reward_set.NAME` of the job, or the name of an evaluation.",
         metavar="NAME",
     ),
 ]
