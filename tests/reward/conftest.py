@@ -1,15 +1,20 @@
-"""A real collector with its embedded ClickHouse, as a process."""
+"""A real collector with its embedded ClickHouse, as a process; rollouts that are sent to it, and rules."""
 
+import secrets
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_rollout import Recorder
+from reward_collector import Collector
 
+from reward.rules.file import load as load_rules
 from tracegrad.settings import Settings
 
 START_S = 90
@@ -50,3 +55,21 @@ def _answers(url: str) -> bool:
         return True
     except OSError:
         return False
+
+
+@pytest.fixture
+def recorder(settings: Settings) -> Recorder:
+    """A rollout of its own, that began a minute ago."""
+    return Recorder(Collector(settings), start=time.time_ns() - 60_000_000_000)
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Any:
+    """A function that makes rules of TOML."""
+
+    def make(text: str) -> Any:
+        file = tmp_path / f"{secrets.token_hex(4)}.toml"
+        file.write_text(text)
+        return load_rules(file)
+
+    return make
