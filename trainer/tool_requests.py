@@ -48,6 +48,7 @@ def tool_requests(tree: SpanTree, calls: Iterable[Asking], selected: Sequence[As
     requests: dict[str, str] = {}
     for tool in tree.tools():
         agent = agent_of(tool.span_id)
+        asking: Asking | None
         if tool.tool_call_id and (holding := holders.get(tool.tool_call_id)):
             beside = [call for call in holding if agent_of(call.span_id) == agent] or holding
             asking = _last_before(beside, tool.started_ns) or min(beside, key=_order)
