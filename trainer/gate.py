@@ -1,13 +1,16 @@
 """The gate: which calls may be trained on. What is not proved exact is dropped with a reason, never silently.
 
-Reasons, in the order they are looked for: the sidecar's own untrainable reason; `no_tokens`; `no_logprobs`;
-`unknown_version` (sampled by weights that this job neither published nor started from); `stale`; `too_long`;
-`off_distribution` (the captured log-probs are not of the distribution that was sampled). Groups add
-`singleton_group` and `no_signal`, see `trainer.samples`.
+Reasons, in the order they are looked for: the sidecar's own untrainable reason, such as `mixed_versions`; `no_tokens`;
+`no_logprobs`; `undecodable` (a token id that the model or its tokenizer does not have); `unknown_version` (sampled by
+weights that this job neither published nor started from); `stale`; `too_long`; `off_distribution` (the captured
+log-probs are not of the distribution that was sampled); `trained_before`. A job adds `logprob_mismatch`, see
+`trainer.agreement`, and a batch `no_reward`. What groups add (`singleton_group`, `no_signal`, see `trainer.advantage`)
+and what a failure policy adds (`failed_...`) says nothing against a call.
 """
 
 import json
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +18,7 @@ import numpy as np
 
 from trainer.config import EngineConfig
 from trainer.transitions import Call
+from trainer.vocabulary import Vocabulary
 
 NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "temperature": lambda value: value == 1,
@@ -58,13 +62,16 @@ class Gate:
     """What one job accepts.
 
     `lineage`: the versions of the policy, oldest first, from the one the job started from to the newest; None
-    leaves age out of account.
+    leaves age out of account. `vocabulary`: the model's; None leaves it out of account. `trained`: ids of the spans
+    that earlier steps were trained on, where that must not happen twice.
     """
 
     max_prompt_tokens: int
     max_response_tokens: int
     max_staleness: int
     lineage: Sequence[int] | None
+    vocabulary: Vocabulary | None = None
+    trained: AbstractSet[str] = frozenset()
 
     @classmethod
     def of_limits(cls, engine: EngineConfig) -> "Gate":
@@ -79,21 +86,20 @@ class Gate:
 
     def drop_reason(self, call: Call) -> str:
         """Why `call` may not be trained on; empty when it may."""
+        return self._token_reason(call) or self._version_reason(call.policy_version) or self._use_reason(call)
+
+    def _token_reason(self, call: Call) -> str:
+        """Whether there are exact tokens at all, with what was sampled told of each, and the model has them."""
         if not call.trainable:
             return call.untrainable_reason or "untrainable"
         if len(call.prompt_token_ids) == 0 or len(call.response_token_ids) == 0:
             return "no_tokens"
         if len(call.logprobs) != len(call.response_token_ids) or not _are_logprobs(call.logprobs):
             return "no_logprobs"
-        if reason := self._version_reason(call.policy_version):
-            return reason
-        too_long = (
-            len(call.prompt_token_ids) > self.max_prompt_tokens
-            or len(call.response_token_ids) > self.max_response_tokens
-        )
-        if too_long:
-            return "too_long"
-        return "" if sampled_from_policy(call.sampling) else "off_distribution"
+        known = self.vocabulary
+        if known is None or (known.decodes(call.prompt_token_ids) and known.decodes(call.response_token_ids)):
+            return ""
+        return "undecodable"
 
     def _version_reason(self, version: int | None) -> str:
         if self.lineage is None:
@@ -102,6 +108,18 @@ class Gate:
         if staleness is None:
             return "unknown_version"
         return "stale" if staleness > self.max_staleness else ""
+
+    def _use_reason(self, call: Call) -> str:
+        """Whether a job may use it as it is, and still may."""
+        too_long = (
+            len(call.prompt_token_ids) > self.max_prompt_tokens
+            or len(call.response_token_ids) > self.max_response_tokens
+        )
+        if too_long:
+            return "too_long"
+        if not sampled_from_policy(call.sampling):
+            return "off_distribution"
+        return "trained_before" if call.span_id in self.trained else ""
 
 
 def _are_logprobs(values: np.ndarray) -> bool:

@@ -12,22 +12,23 @@ import math
 import secrets
 import time
 from collections.abc import Sequence
+from functools import cached_property
 
 from tracegrad.errors import TracegradError, UnreachableError
 from trainer import weights
-from trainer.agreement import check_agreement
 from trainer.config import TrainConfig
 from trainer.gate import Gate
+from trainer.gate_report import GateReport
 from trainer.learner import Learner, StartLearner
-from trainer.merge_limits import merge_limits
-from trainer.merging import rows_of
 from trainer.plan import Plan, make_plan, plan_metrics, sample_records
+from trainer.proved_rows import proved_rows
 from trainer.publisher import Publisher, Served
 from trainer.records import JobDirectory, StepRecord
 from trainer.rows import Row
 from trainer.seconds import Seconds
 from trainer.since import parse_since
 from trainer.store import Store
+from trainer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,10 @@ class Job:
         self._number = 0
         self._pending: StepRecord | None = None
         self._written: tuple[int, str] | None = None
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary | None:
+        return Vocabulary.of_model(self._config.engine.model)
 
     @property
     def version(self) -> int:
@@ -83,7 +88,7 @@ class Job:
         if newest is None:
             self._lineage = (self._publisher.served(self._config.data.policy).version or 0,)
             return None
-        self._lineage = newest.lineage
+        self._number, self._lineage = newest.number, newest.lineage
         return None if self._store.has_step(newest.step_id) else newest
 
     def plan(self, *, hurried: bool = False) -> Plan:
@@ -97,6 +102,10 @@ class Job:
     def plan_metrics(self, plan: Plan) -> dict[str, float]:
         """Metrics of a plan of this job."""
         return plan_metrics(plan, self._gate())
+
+    def gate_report(self, plan: Plan) -> GateReport:
+        """The gate's verdict on a plan, as far as it can be told without the engine."""
+        return GateReport.of(self._config, self._number + 1, plan, self._gate(), recomputed=False)
 
     def load(self) -> Learner:
         """The engine at the newest version, started when it is first needed."""
@@ -118,15 +127,19 @@ class Job:
         with seconds("select"):
             plan = self.plan(hurried=hurried)
             newest_recorded = max(self._store.versions(self._config.data.policy), default=0)
-        limits = merge_limits(self._config)
-        rows, merged = rows_of(
-            plan.samples, merge=limits.merge, max_row_tokens=limits.max_row_tokens, branches=limits.branches
-        )
-        metrics = self.plan_metrics(plan) | merged.metrics()
-        version = max(self.version, newest_recorded) + 1 if rows else self.version
         try:
-            if rows:
-                metrics |= self._learn(plan, rows, seconds)
+            proved = proved_rows(
+                self._config,
+                plan,
+                self._gate(),
+                directory=self._directory,
+                number=self._number + 1,
+                load=self.load,
+                seconds=seconds,
+            )
+            rows, plan = proved.rows, proved.plan
+            metrics = self.plan_metrics(plan) | proved.metrics | (self._learn(rows, seconds) if rows else {})
+            version = max(self.version, newest_recorded) + 1 if rows else self.version
             record = StepRecord(
                 number=self._number + 1,
                 step_id=secrets.token_hex(8),
@@ -232,23 +245,19 @@ class Job:
             max_response_tokens=self._config.engine.max_response_tokens,
             max_staleness=self._config.data.max_staleness,
             lineage=self._lineage,
+            vocabulary=self._vocabulary,
         )
 
-    def _learn(self, plan: Plan, rows: Sequence[Row], seconds: Seconds) -> dict[str, float]:
-        """Check that rows and learner belong together, then update. Raises TracegradError where anything is off."""
-        with seconds("load"):
-            learner = self.load()
-        with seconds("check"):
-            weights.check_token_ids(self._config, rows)
-            checked = check_agreement(self._config, learner, self.version, plan.samples.used, rows)
+    def _learn(self, rows: Sequence[Row], seconds: Seconds) -> dict[str, float]:
+        """Update the policy. Raises TracegradError where the numbers are none."""
         with seconds("update"):
-            metrics = {name: float(value) for name, value in learner.update(rows).items()}
+            metrics = {name: float(value) for name, value in self.load().update(rows).items()}
         broken = [name for name, value in metrics.items() if not math.isfinite(value)]
         if broken:
             raise TracegradError(
                 f"the update gave {broken[0]} = {metrics[broken[0]]}: nothing was saved; lower engine.lr and try again"
             )
-        return checked | metrics
+        return metrics
 
     def _commit(self, record: StepRecord, seconds: Seconds) -> None:
         self._directory.write(record)

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,6 +48,8 @@ def make_plan(config: TrainConfig, store: Store, gate: Gate, since: Since, *, hu
         raise NothingToTrainError(_why_nothing(data, backlog))
     chosen = whole_groups(ready, data.max_rollouts)
     rollouts = store.filled(chosen)
+    if since.untrained_only:
+        gate = replace(gate, trained=store.trained_spans(data.policy, rollouts))
     samples = samples_of(rollouts, data.policy, Choices.of_job(config), gate)
     sampled = {sample.rollout for sample in samples.all}
     return Plan(rollouts, samples, [rollout for rollout in rollouts if rollout.key not in sampled])

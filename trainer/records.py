@@ -3,10 +3,13 @@
     <checkpoints>/<job>/lock
     <checkpoints>/<job>/00000012.json     the record: what the step consumed and what came of it
     <checkpoints>/<job>/00000012/         the checkpoint that the update ended in
+    <checkpoints>/<job>/00000012.gate.json, .gate.md
+                                          what its gate found, for programs and for people
 
 Invariant: a step has happened exactly when its record is there and, if it changed the weights, its checkpoint too.
 The record is in place before the checkpoint, and both appear by a rename, so a kill leaves either the whole step or
-nothing that counts. Whether it reached the engines and the store is asked of those.
+nothing that counts. Whether it reached the engines and the store is asked of those. A gate's report may be there
+without a record: of a batch that was refused, until a step gets its number.
 """
 
 import fcntl
@@ -19,6 +22,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tracegrad.errors import TracegradError
+
+GATE = ".gate"
+"""What the names of gate reports have after the number of their step."""
 
 
 class _Record(BaseModel):
@@ -130,13 +136,29 @@ class JobDirectory:
         finally:
             os.close(directory)
 
+    def write_gate_report(self, number: int, for_programs: str, for_people: str) -> Path:
+        """Put the gate's report on step `number` beside its record; returns the file for people."""
+        path = self._path / f"{number:08}{GATE}.md"
+        try:
+            for file, text in ((path.with_suffix(".json"), for_programs), (path, for_people)):
+                draft = file.with_suffix(".tmp")
+                draft.write_text(text)
+                draft.replace(file)
+        except OSError as error:
+            raise TracegradError(f"the gate's report {path} cannot be written: {error.strerror or error}") from error
+        return path
+
     def prune(self, keep: int) -> None:
-        """Delete all but the `keep` newest checkpoints, and the records older than they are."""
+        """Delete all but the `keep` newest checkpoints, and the records and reports of steps before them."""
         numbers = self._numbers()
         kept = [number for number in numbers if self.checkpoint(number).is_dir()][-keep:]
         for number in numbers:
             if number not in kept and number != numbers[-1]:
                 self._record_file(number).unlink()
+        for report in self._path.glob(f"*{GATE}.*"):
+            number = int(report.name.partition(".")[0])
+            if number <= numbers[-1] and not self._record_file(number).exists():
+                report.unlink()
         for path in self._path.iterdir():
             if path.is_dir() and path not in [self.checkpoint(number) for number in kept]:
                 shutil.rmtree(path)

@@ -154,6 +154,14 @@ class Store:
             for row in self._rows("recorded", rollout_ids=rollout_ids)
         }
 
+    def trained_spans(self, policy: str, rollouts: Sequence[Rollout]) -> frozenset[str]:
+        """Ids of the spans of these attempts that a recorded step of `policy` was trained on."""
+        return frozenset(
+            row["span_id"]
+            for rollout_ids in _chunks(rollout.rollout_id for rollout in rollouts)
+            for row in self._rows("trained_spans", policy=policy, rollout_ids=rollout_ids)
+        )
+
     def rollouts_named(self, rollout_ids: Sequence[str]) -> list[Rollout]:
         """All attempts of these rollouts, still without calls and rewards."""
         return self.rollouts(Since(0, untrained_only=False), rollout_ids) if rollout_ids else []

@@ -4,7 +4,6 @@ Invariant: a version number stands for one set of weights for ever. What would b
 """
 
 import hashlib
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 from tracegrad.errors import SettingsError, TracegradError
 from trainer.config import PublishConfig, TrainConfig
 from trainer.records import StepRecord
-from trainer.rows import Row
 
 FILE = "model.safetensors"
 
@@ -63,15 +61,4 @@ def check_is_base(policy: str, served: int, recorded: str | None, base: str, mod
         raise TracegradError(
             f"version {served} of policy {policy!r}, which the engine serves, is not {model} but other weights in the "
             "store: restart vLLM with that model, restore the job's checkpoints, or train under another policy name"
-        )
-
-
-def check_token_ids(config: TrainConfig, rows: Sequence[Row]) -> None:
-    """Raise TracegradError where a row holds a token that the model does not have."""
-    size = json.loads((config.engine.model / "config.json").read_text()).get("vocab_size")
-    largest = max(int(row.token_ids.max()) for row in rows)
-    if isinstance(size, int) and largest >= size:
-        raise TracegradError(
-            f"a call holds token id {largest}, but the model at {config.engine.model} knows {size} tokens: "
-            "engine.model is not the model that vLLM serves"
         )

@@ -12,6 +12,7 @@ from training_world import World, changed
 
 from tracegrad.errors import NothingToTrainError, SettingsError, TracegradError, UnreachableError
 from trainer import run
+from trainer.gate_report import RefusedError
 from trainer.job import Job
 
 
@@ -147,19 +148,20 @@ def test_without_signal_the_rollouts_are_consumed_and_the_version_stays(world: W
 def test_other_weights_than_the_trainers_are_refused(world: World) -> None:
     world.agents.pair("one")
     world.learners.prepare = lambda learner: setattr(learner, "logprob_gap", 0.02)
-    with pytest.raises(TracegradError, match=r"differ from the trainer's by 0\.02"):
+    with pytest.raises(RefusedError, match=r"4 of 4 calls \(100%\) fail, .* logprob_mismatch 4 .* by up to 0\.02\)"):
         world.train()
     assert world.learners.seen == []
     assert world.samples() == []
-    tolerant = changed(world.config, "data", logprob_tolerance=0.05)
+    tolerant = changed(world.config, "gate", logprob_tolerance=0.05)
     (step,) = world.train(tolerant)
     assert step.metrics["logprob_max_diff"] == pytest.approx(0.02, abs=1e-6)
 
 
 def test_token_ids_that_the_model_lacks_are_refused(world: World) -> None:
     world.agents.pair("one", **{"tracegrad.response.token_ids": "[64,1]"})
-    with pytest.raises(TracegradError, match=r"token id 64, but the model .* knows 64 tokens"):
+    with pytest.raises(RefusedError, match=r"undecodable 4; .* engine\.model is not the model that vLLM serves"):
         world.train()
+    assert world.learners.last is None, "the engine is not even started"
 
 
 def test_a_broken_update_leaves_nothing_behind(world: World) -> None:
@@ -296,7 +298,7 @@ def test_old_checkpoints_and_weights_are_deleted(world: World) -> None:
         world.agents.pair("one", version=number)
         world.train(small)
     kept = sorted(path.name for path in (world.config.engine.checkpoints / "train").iterdir())
-    assert kept == ["00000004", "00000004.json", "lock"]
+    assert kept == ["00000004", "00000004.gate.json", "00000004.gate.md", "00000004.json", "lock"]
     assert sorted(path.name for path in (world.config.publish.weights / world.agents.policy).iterdir()) == ["3", "4"]
     assert len(world.learners.seen) == 16
 
