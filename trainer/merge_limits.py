@@ -102,11 +102,11 @@ def _no_branches(model: dict[str, Any]) -> str:
 
 
 def _position_encoding(model: dict[str, Any]) -> str:
-    for name in ("rope_parameters", "rope_scaling"):
-        told = model.get(name)
-        if isinstance(told, dict):
-            return str(told.get("rope_type", told.get("type", "default")))
-    return "default"
+    """The one that depends on lengths, if any does: models with layers of several kinds tell one for each."""
+    told = [model[name] for name in ("rope_parameters", "rope_scaling") if isinstance(model.get(name), dict)]
+    told += [value for values in told for value in values.values() if isinstance(value, dict)]
+    kinds = {str(values.get("rope_type", values.get("type", ""))) for values in told}
+    return next(iter(sorted(kinds & LENGTH_DEPENDENT)), "default")
 
 
 def _has_windows(model: dict[str, Any]) -> bool:

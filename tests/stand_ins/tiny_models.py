@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from trainer.engine import Engine
 
@@ -19,6 +19,18 @@ def write_llama(directory: Path, **changes: Any) -> Path:
     given = {**shape, **heads, "tie_word_embeddings": False, "initializer_range": 0.3, **changes}
     LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **given)).save_pretrained(directory)
     return directory
+
+
+def tiny_model(model_type: str) -> Any:
+    """A random model of a type of transformers, as the engine would load it; it is in memory only."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "sliding_window": None}
+    experts = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+    experts |= {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    tokens = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = AutoConfig.for_model(model_type, **size, **heads, **experts, **tokens, initializer_range=0.3)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
 
 
 class Recorder:
