@@ -135,6 +135,7 @@ class Job:
                 directory=self._directory,
                 number=self._number + 1,
                 load=self.load,
+                messages_of=self._store.messages_of,
                 seconds=seconds,
             )
             rows, plan = proved.rows, proved.plan

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from trainer.agreement import agreement
+from trainer.break_classes import MessagesOf, with_classes
 from trainer.config import TrainConfig
 from trainer.gate import Gate
 from trainer.gate_markdown import as_markdown
@@ -40,11 +41,13 @@ def proved_rows(
     directory: JobDirectory,
     number: int,
     load: Callable[[], Learner],
+    messages_of: MessagesOf,
     seconds: Seconds,
 ) -> Proved:
     """The rows of step `number`. Raises RefusedError where too much of the plan fails; its report is written first.
 
-    `load`: starts the learner, which holds the newest version of the gate's lineage.
+    `load`: starts the learner, which holds the newest version of the gate's lineage. `messages_of`: what calls were
+    asked and answered, to tell why they do not merge.
     """
 
     def judged(report: GateReport) -> GateReport:
@@ -65,6 +68,8 @@ def proved_rows(
         if compared is not None and compared.mismatched:
             plan = replace(plan, samples=compared.applied(plan.samples))
             rows, merged = _rows(config, plan.samples)
+    with seconds("merge"):
+        merged = with_classes(merged, plan.samples.used, messages_of, config.engine.model)
     report = judged(GateReport.of(config, number, plan, gate, compared=compared, merge=merged.metrics()))
     metrics = report.metrics() | merged.metrics() | (compared.metrics() if compared is not None else {})
     return Proved(plan, rows, metrics)

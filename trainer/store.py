@@ -141,6 +141,18 @@ class Store:
         for some in _chunks(rollout_ids):
             yield from self._rows("call_messages", rollout_ids=some)
 
+    def messages_of(self, calls: Sequence[Call]) -> dict[tuple[str, str], tuple[str, str]]:
+        """By trace and span id, what these calls were asked and answered, as JSON text; empty where not recorded."""
+        rollouts: dict[str, list[str]] = defaultdict(list)
+        for call in calls:
+            rollouts[call.rollout_id].append(call.span_id)
+        return {
+            (row["trace_id"], row["span_id"]): (row["input_messages"], row["output_messages"])
+            for rollout_ids in _chunks(rollouts)
+            for span_ids in _chunks(span_id for rollout_id in rollout_ids for span_id in rollouts[rollout_id])
+            for row in self._rows("messages_of_spans", rollout_ids=rollout_ids, span_ids=span_ids)
+        }
+
     def tool_definitions(self, rollout_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Which of their spans tell what tools a call was offered."""
         for some in _chunks(rollout_ids):
