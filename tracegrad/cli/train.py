@@ -15,11 +15,14 @@ from tracegrad.delivered import wait_until_delivered
 
 if TYPE_CHECKING:
     from trainer.config import TrainConfig
+    from trainer.gate_report import GateReport
     from trainer.job import Job
-    from trainer.plan import Plan
     from trainer.records import StepRecord
 
 EXAMPLE = "Example: tracegrad train train.toml --watch"
+
+TOLD = ("dropped_", "failed_")
+"""What the names of metrics begin with that are always told."""
 
 
 def command(
@@ -50,18 +53,21 @@ def command(
     ):
         if dry_run:
             interrupted = job.peek()
-            typer.echo(_plan_line(job, run.settled_plan(job, job_config), interrupted, as_json), file=out)
+            plan = run.settled_plan(job, job_config)
+            report = job.gate_report(plan)
+            typer.echo(_plan_line(job.plan_metrics(plan), report, interrupted, as_json), file=out)
+            report.check(None)
             return
 
-        def report(step: "StepRecord") -> None:
+        def tell(step: "StepRecord") -> None:
             typer.echo(_step_line(step, as_json), file=out)
             out.flush()
 
         if not watch:
-            run.train_once(job, job_config, max_steps or 1, report)
+            run.train_once(job, job_config, max_steps or 1, tell)
             return
         with run.stop_on_signals() as stop:
-            run.watch(job, job_config, max_steps, stop=stop, ready=lambda: _say_ready(job, job_config), report=report)
+            run.watch(job, job_config, max_steps, stop=stop, ready=lambda: _say_ready(job, job_config), report=tell)
 
 
 def _say_ready(job: "Job", job_config: "TrainConfig") -> None:
@@ -83,18 +89,23 @@ def _step_line(step: "StepRecord", as_json: bool) -> str:
         f"{metrics['n_rollouts']:.0f} rollouts",
         f"{metrics['n_rows']:.0f} rows",
         *(f"{name} {metrics[name]:.4g}" for name in ("loss", "grad_norm", "logprob_max_diff") if name in metrics),
-        *(f"{name} {value:.0f}" for name, value in metrics.items() if name.startswith("dropped_")),
+        *(f"{name} {value:.0f}" for name, value in metrics.items() if name.startswith(TOLD)),
         f"{sum(value for name, value in metrics.items() if name.startswith('seconds_')):.1f} s",
     ]
     return ", ".join(parts)
 
 
-def _plan_line(job: "Job", plan: "Plan", interrupted: "StepRecord | None", as_json: bool) -> str:
-    metrics = job.plan_metrics(plan)
+def _plan_line(metrics: dict[str, float], report: "GateReport", interrupted: "StepRecord | None", as_json: bool) -> str:
     if as_json:
-        return _json({"dry_run": True, "interrupted_step": interrupted and interrupted.step_id, "metrics": metrics})
+        told = {"metrics": metrics, "gate": {"passed": report.passed, **report.model_dump(exclude={"merge"})}}
+        return _json({"dry_run": True, "interrupted_step": interrupted and interrupted.step_id, **told})
     first = f"the interrupted step {interrupted.number} would be finished first; " if interrupted else ""
-    return f"{first}a step would learn from: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    learned = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    verdict = (
+        f"the gate {'passes' if report.passed else 'refuses'} it: {report.failed} of {report.looked_at} calls fail; "
+        "log-probs are computed again only when the step is made"
+    )
+    return f"{first}a step would learn from: {learned}\n{verdict}"
 
 
 def _json(value: Any) -> str:
