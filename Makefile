@@ -29,7 +29,7 @@ bench: $(INSTALLED)
 	$(BIN)/tracegrad bench all --report bench-report $(BENCH)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

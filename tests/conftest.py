@@ -4,6 +4,7 @@ The model knows a few answers by heart, so that greedy decoding is far from ties
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,8 +19,12 @@ from typing import Any
 import free_ports
 import pytest
 
-GROUPS = ("start_vllm", "road")
-"""Fixtures of the session that are dear: what uses one runs in one process."""
+GROUPS = {
+    "kills": r"/test_killed\.py::.*\[50\]$",
+    "road": r"^tests/end_to_end/",
+    "vllm": r"/test_(file_engine|\w*real_vllm\w*)\.py::",
+}
+"""Tests that one process runs, where several run side by side: each real vLLM is started once."""
 SERVED_NAME = "policy"
 END, PAD = "<|im_end|>", "<|pad|>"
 CHAT_TEMPLATE = (
@@ -55,17 +60,18 @@ BY_HEART: tuple[tuple[str, bool, str], ...] = (
 """What the model answers greedily: question, whether the calculator is offered, answer."""
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Where tests run side by side, each real vLLM has one process for all of its tests."""
-    for fixture in GROUPS:
-        if fixture in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group(fixture))
+def unit_of(nodeid: str) -> str:
+    """What is run by one process: tests of a file share its fixtures, and those of a group what is dearer."""
+    return next((name for name, tests in GROUPS.items() if re.search(tests, nodeid)), nodeid.partition("::")[0])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where tests run side by side, those that take longest begin."""
+    for item in items:
+        if "start_vllm" in getattr(item, "fixturenames", ()) and unit_of(item.nodeid) != "vllm":
+            raise pytest.UsageError(f"{item.nodeid} would start one more vLLM: name its file so that it is in GROUPS")
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+        items.sort(key=lambda item: (unit_of(item.nodeid) not in GROUPS, item.get_closest_marker("slow") is None))
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -75,14 +81,14 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file's tests share fixtures: they stay together, unless they belong to a group."""
-    from xdist.scheduler import LoadGroupScheduling
+    """Of `--dist loadscope`: a scope is what `unit_of` says."""
+    from xdist.scheduler import LoadScopeScheduling
 
-    class ByGroupOrFile(LoadGroupScheduling):
+    class ByUnit(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return str(super()._split_scope(nodeid)).partition("::")[0]
+            return unit_of(nodeid)
 
-    return ByGroupOrFile(config, log)
+    return ByUnit(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 @dataclass(frozen=True)

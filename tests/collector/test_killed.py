@@ -48,7 +48,7 @@ def kill_while_it_starts(command: list[str], seconds: float) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.xdist_group("kills")])])
+@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.slow)])
 def test_no_acknowledged_record_is_lost_and_none_doubled_by_kills(
     start: Any, command_line: Any, tmp_path: Path, kills: int
 ) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-# In the process that has the road: both start a vLLM, and this one the whole product at its usual ports.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("road")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 DEMO = ("-m", "tracegrad", "demo", "--seed", "5", "--steps", "1", "--n-eval", "12", "--warm-steps", "100")
 DEADLINE_S = 300

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from sidecar_harness import Harness
 from stand_ins import ReceivedSpan
+from vllm_metrics import all_running
 from weight_bytes import safetensors
 
 from sidecar import engine
@@ -168,14 +169,6 @@ async def publish(harness: Harness, version: int, source: Path) -> dict[str, Any
     return await ask(harness, await publication(harness, version, source))
 
 
-async def in_flight(harness: Harness, vllm: str, calls: list[asyncio.Task[Any]]) -> None:
-    """Return when the engine works on all of them, or no longer can."""
-    running = 0.0
-    while running < len(calls) and not all(call.done() for call in calls):
-        exposed = await (await harness.session.get(f"{vllm}/metrics")).text()
-        running = sum(map(float, re.findall(r"^vllm:num_requests_running\{.*\} (\S+)$", exposed, re.M)))
-
-
 async def test_weights_are_swapped_under_calls_in_flight(
     harness: Harness, vllm_server: Any, model_maker: Any, tmp_path: Path
 ) -> None:
@@ -190,7 +183,7 @@ async def test_weights_are_swapped_under_calls_in_flight(
             await publish(harness, base, vllm_server.model_dir)
             body = await publication(harness, base + 1, other)
             early = [asyncio.create_task(harness.chat(long | {"stream": bool(one % 2)})) for one in range(8)]
-            await in_flight(harness, vllm_server.url, early)
+            await all_running(harness.session, vllm_server.url, early)
             assert (await ask(harness, body))["version"] == base + 1
             answers = [*await asyncio.gather(*early), await harness.chat(long | {"max_tokens": 20})]
             assert [answer.status for answer in answers] == [200] * 9
