@@ -86,6 +86,19 @@ def list_transitions(store: Store, wanted: Wanted) -> Iterator[dict[str, Any]]:
             yield from _lines(rollout, verdicts.pop(rollout.key), wanted)
 
 
+def judged_attempt(store: Store, key: Attempt, wanted: Wanted) -> tuple[list[Rollout], Verdicts]:
+    """One attempt's batch, filled, with the attempt in it, and the verdicts on its transitions.
+
+    `wanted`: of its rollout.
+    """
+    _, needed = _attempts(store, wanted)
+    for part in _parts(needed, wanted):
+        if any(rollout.key == key for rollout in part):
+            filled = store.filled(part)
+            return filled, judge(filled, store.recorded(part), wanted)[key]
+    return [], {}
+
+
 def _attempts(store: Store, wanted: Wanted) -> tuple[set[Attempt], list[Rollout]]:
     """The attempts to show, and all that are needed to judge them: a group is measured as a whole."""
     rollout_ids = [wanted.rollout_id] if wanted.rollout_id is not None else []

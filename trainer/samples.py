@@ -118,10 +118,14 @@ class _Member:
     """One rollout as its group measures it. `masked`: span id to why a transition is measured and not trained on."""
 
     rollout: Rollout
-    transitions: Sequence[Transition]
+    execution: Execution
     credits: NDArray[np.float64]
-    ret: float
     masked: Mapping[str, str]
+
+    @property
+    def transitions(self) -> Sequence[Transition]:
+        """Those that are measured."""
+        return self.execution.transitions
 
     @property
     def measured(self) -> Measured:
@@ -131,7 +135,7 @@ class _Member:
         return Measured(
             group=self.rollout.group,
             credits=self.credits,
-            ret=self.ret,
+            ret=self.execution.ret,
             states=tuple(states) or (b"",),
             n_tokens=np.array([len(call.response_token_ids) for call in calls] or [0], np.int64),
             values=None,
@@ -170,6 +174,13 @@ def samples_of(rollouts: Iterable[Rollout], policy: str, choices: Choices, gate:
     return Samples(samples, n_grouped, dict(batch.failures))
 
 
+def execution_of(rollout: Rollout, policy: str, choices: Choices) -> Execution | None:
+    """One rollout as its credits are assigned, penalties included; None where it is out of everything."""
+    batch = _Batch(policy, choices)
+    batch.add(choices.reward_set.weighed(rollout))
+    return batch.members[0].execution if batch.members else None
+
+
 class _Batch:
     """Rollouts with their credits, before they are measured against each other."""
 
@@ -201,7 +212,7 @@ class _Batch:
         selected = self._without_failed_calls(rollout, selected, requests, rewards, masked)
         execution = Execution(selected, rewards, tree, requests, self._choices.credit_gamma)
         credits = self._scheme(execution) if selected else np.array([execution.ret])
-        self.members.append(_Member(rollout, selected, credits, execution.ret, masked))
+        self.members.append(_Member(rollout, execution, credits, masked))
 
     def _failure_of(self, rollout: Rollout) -> tuple[str | None, OnFailure]:
         if self._choices.failures is None:
