@@ -107,6 +107,7 @@ class MergeReport:
     def metrics(self) -> dict[str, float]:
         """As metrics of a step."""
         return {
+            "n_rows": self.rows,
             "merge_pairs": len(self.pairs),
             "merge_rate": self.merge_rate,
             "merge_saved_share": self.saved_share,

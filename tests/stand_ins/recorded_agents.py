@@ -87,7 +87,10 @@ class RecordedAgents:
         age_s: float = 0.0,
         **values: Any,
     ) -> str:
-        """One rollout that began `age_s` ago and took 9 ms: its id. `values` change attributes of its calls."""
+        """One rollout that began `age_s` ago and took 9 ms: its id.
+
+        `values` change attributes of its calls; a list has one value for each call.
+        """
         if self._open is None:
             with self.together():
                 return self.run(
@@ -101,7 +104,8 @@ class RecordedAgents:
             names.TASK_ID: f"{self.policy}.{task}",
         }
         for index in range(n_calls):
-            attributes = identity | self._call_values(rollout_id, index, version) | values
+            own = {name: value[index] if isinstance(value, list) else value for name, value in values.items()}
+            attributes = identity | self._call_values(rollout_id, index, version) | own
             self._open.add_span("tracegrad.sidecar", _call_span(root, now + index * 1_000_000, attributes))
         if finished:
             ending = {names.ROLLOUT_STATUS: "succeeded", names.ROLLOUT_SPLIT: split}

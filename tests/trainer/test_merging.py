@@ -112,6 +112,7 @@ def test_the_report_as_metrics(samples: Callable[..., Samples]) -> None:
     with pytest.raises(ValueError, match="one class per break"):
         report.classified(["template", "template"])
     assert report.classified(["template"]).metrics() == {
+        "n_rows": 2,
         "merge_pairs": 3,
         "merge_rate": 2 / 3,
         "merge_saved_share": pytest.approx(1 - 11 / 15),
