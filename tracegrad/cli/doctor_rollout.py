@@ -9,8 +9,10 @@ from tracegrad.cli.table import table
 
 if TYPE_CHECKING:
     from trainer.explain import CallFacts, Explanation
+    from trainer.spans import Span
 
 LONGEST_NAME = 60
+LONGEST_MESSAGE = 120
 
 
 def as_object(found: "Explanation") -> dict[str, Any]:
@@ -132,7 +134,7 @@ class _Tree:
             self._under[above].append(span_id)
 
     def lines(self) -> Iterator[str]:
-        yield "Spans" + (f" ({self._left_out} others are left out)" if self._left_out else "")
+        yield "Spans" + (f" (without {self._left_out} that are no agent's, tool's or call's)" if self._left_out else "")
         if not self._under:
             yield "none has arrived"
         waiting = [(span_id, "", "") for span_id in reversed(self._under[""])]
@@ -151,7 +153,7 @@ class _Tree:
         name = span.name if len(span.name) <= LONGEST_NAME else span.name[: LONGEST_NAME - 1] + "…"
         parts = [name]
         if (facts := self._numbers.get(span_id)) is not None:
-            parts = [f"call {facts.number}: {name}"]
+            parts = [f"call {facts.number}: {name}", *_told_of(facts)]
         elif span.is_tool:
             parts = [f"tool {span.tool_name or name}"]
             if span_id in self._asked:
@@ -163,9 +165,24 @@ class _Tree:
             parts = [f"agent {span.agent}"]
         parts += [f"{reward.name} {reward.score:+g}" for reward in self._found.rewards if reward.span_id == span_id]
         if span.failed:
-            said = span.error_type if span.error_type in span.error_message else ""
-            parts.append(f"FAILED {said or span.error_type} {span.error_message}".strip().splitlines()[0][:120])
+            parts.append(f"FAILED {_failure(span)}".rstrip())
         return ", ".join(parts)
+
+
+def _told_of(facts: "CallFacts") -> Iterator[str]:
+    call = facts.call
+    if call.policy:
+        yield "version " + ("unknown" if call.policy_version is None else str(call.policy_version))
+    yield f"{len(call.prompt_token_ids)} -> {len(call.response_token_ids)} tokens"
+    if call.finish_reason:
+        yield call.finish_reason
+    yield from facts.errors
+
+
+def _failure(span: "Span") -> str:
+    """One line about a span that failed; the type is often the message's beginning, or all of it."""
+    message = (span.error_message.strip().splitlines() or [""])[0][:LONGEST_MESSAGE]
+    return message if message.startswith(span.error_type) else f"{span.error_type} {message}".strip()
 
 
 def _calls(found: "Explanation") -> list[str]:
