@@ -57,13 +57,14 @@ class MergeLimits:
     """`merge`: whether rows may be merged at all. `branches`: whether they may branch. `why`: if not, in a sentence.
 
     `max_row_tokens`: as much as the longest single call may have. So a chain is never cut, and a tree needs no more
-    memory than a call could.
+    memory than a call could. `token_cost`: of the model, as `trainer.packing.Room` weighs it against attention.
     """
 
     max_row_tokens: int
     merge: bool = True
     branches: bool = True
     why: str = ""
+    token_cost: float = 0.0
 
 
 def merge_limits(config: TrainConfig) -> MergeLimits:
@@ -82,7 +83,7 @@ def merge_limits(config: TrainConfig) -> MergeLimits:
         return MergeLimits(most, merge=False, branches=False, why=why)
     if why := _no_branches(model):
         return MergeLimits(most, branches=False, why=why)
-    return MergeLimits(most)
+    return MergeLimits(most, token_cost=_token_cost(model))
 
 
 def _of_sequences(algorithm: AlgorithmConfig) -> str:
@@ -114,3 +115,19 @@ def _has_windows(model: dict[str, Any]) -> bool:
         return any(kind != "full_attention" for kind in kinds)
     of_type = 4096 if model["model_type"] == "mistral" else None  # what transformers takes where none is written
     return model.get("sliding_window", of_type) is not None and model.get("use_sliding_window", True)
+
+
+def _token_cost(model: dict[str, Any]) -> float:
+    """Multiplications per token in weights, over those per pair of tokens in attention; 0 where a size is not told.
+
+    Attention multiplies each dimension of every head and layer twice: query with key, weight with value.
+    """
+    try:
+        width, layers, heads = model["hidden_size"], model["num_hidden_layers"], model["num_attention_heads"]
+        of_head = model.get("head_dim") or width / heads
+        attention = 2 * width * of_head * (heads + model.get("num_key_value_heads", heads))
+        inner = model.get("num_experts_per_tok", 1) * model.get("moe_intermediate_size", model["intermediate_size"])
+        weights = layers * (attention + 3 * width * inner) + width * model["vocab_size"]
+        return float(weights / (2 * layers * heads * of_head))
+    except (KeyError, TypeError, ZeroDivisionError):
+        return 0.0

@@ -15,7 +15,8 @@ class Pairs:
     """Consecutive requests of one agent, whose samples are used; the choices of one request (n > 1) are one.
 
     `merged`: the later one's prompt is a continuation, or a repetition, of an earlier call in its row. `split`: it is,
-    but the rows would have become too long. `breaks`: neither; indices of the earlier and the later sample.
+    but in one row they would have been too long or cost more. `breaks`: neither; numbers of the earlier and the later
+    sample.
     """
 
     merged: int = 0

@@ -5,22 +5,24 @@ as token ids. Chains of such calls become one row; where several calls continue 
 row branches. Loss and gradient are those of one row per sample.
 """
 
+import math
 from collections import Counter
 
 from trainer.merge_report import MergeReport, Pairs
-from trainer.packing import Piece, merged, one_by_one
+from trainer.packing import Piece, Room, merged, one_by_one
 from trainer.rows import Row
 from trainer.samples import Sample, Samples
 from trainer.transitions import Attempt
 
 
 def rows_of(
-    samples: Samples, *, merge: bool, max_row_tokens: int, branches: bool = True
+    samples: Samples, *, merge: bool, max_row_tokens: int, branches: bool = True, token_cost: float = math.inf
 ) -> tuple[list[Row], MergeReport]:
     """The rows of the used samples, weighted so that every rollout counts the same (`rollout-mean`).
 
     `merge`: otherwise one row per sample, in order. `max_row_tokens`: a merged row stays within it, a single sample may
-    not. `branches`: otherwise only chains are merged. `Row.samples` are indices of `samples.used`.
+    not. `branches`: otherwise only chains are merged; `token_cost`: see `trainer.packing.Room`. `Row.samples` are
+    indices of `samples.used`.
 
     A token's weight is 1 / (N * trained tokens of its rollout). N counts all rollouts that have a group, also those
     without signal and those without a sample that is used: a batch in which half the groups are solved takes half a
@@ -34,7 +36,7 @@ def rows_of(
     if not merge:
         rows = one_by_one(pieces)
         return rows, MergeReport.of(rows, pieces, Pairs())
-    rows, forests = merged(pieces, max_row_tokens, branches=branches)
+    rows, forests = merged(pieces, Room(max_row_tokens, branches, token_cost))
     return rows, MergeReport.of(rows, pieces, Pairs.of([sample.transition.call for sample in used], forests, rows))
 
 

@@ -1,9 +1,10 @@
 """A forest of calls to rows: every tree is laid out depth first, shared tokens once (see `trainer.rows.Branches`).
 
-Invariant: every call's response is trained in exactly one row, after exactly the call's prompt. A row that would grow
-beyond `max_tokens` leaves calls to further rows, which compute the prompt again and train none of it.
+Invariant: every call's response is trained in exactly one row, after exactly the call's prompt. A row that has no room
+for a call leaves it to a further row, which computes the prompt again and trains none of it.
 """
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,29 @@ class Piece:
         return len(self.prompt_token_ids) + len(self.response_token_ids)
 
 
+@dataclass(frozen=True)
+class Room:
+    """What a row may take in: at most `max_tokens`, branches only if `branches`, and only what is cheaper in it.
+
+    A row with branches computes attention between all of its tokens, and one without between those before each other:
+    a wide tree that shares little would cost more than its calls alone. `token_cost`: of everything but attention, for
+    one token, in pairs of tokens; infinite where attention costs nothing.
+    """
+
+    max_tokens: int
+    branches: bool = True
+    token_cost: float = math.inf
+
+    def takes(self, size: int, known: int, new: int, *, branched: bool, branches_off: bool) -> bool:
+        """Whether a call of `known` tokens that a row of `size` has already, and `new` ones, is to be added to it."""
+        if size + new > self.max_tokens or (branches_off and not self.branches):
+            return False
+        if not branched and not branches_off:
+            return True
+        pairs = (size + new) ** 2 - (size**2 if branched else size**2 / 2)
+        return pairs <= (known + new) ** 2 / 2 + self.token_cost * known
+
+
 def one_by_one(pieces: Sequence[Piece]) -> list[Row]:
     """One row per call, in order."""
     return [
@@ -48,7 +72,7 @@ def one_by_one(pieces: Sequence[Piece]) -> list[Row]:
     ]
 
 
-def merged(pieces: Sequence[Piece], max_row_tokens: int, *, branches: bool = True) -> tuple[list[Row], list[Forest]]:
+def merged(pieces: Sequence[Piece], room: Room) -> tuple[list[Row], list[Forest]]:
     """Rows of calls with equal keys, and what continues what, in numbers of `pieces`."""
     by_key: dict[Hashable, list[int]] = defaultdict(list)
     for number, piece in enumerate(pieces):
@@ -66,19 +90,16 @@ def merged(pieces: Sequence[Piece], max_row_tokens: int, *, branches: bool = Tru
                 for number in numbers
             },
         )
-        rows += _pack(pieces, forest, max_row_tokens, branches=branches)
+        rows += _pack(pieces, forest, room)
         forests.append(forest)
     return rows, forests
 
 
-def _pack(pieces: Sequence[Piece], forest: Forest, max_tokens: int, *, branches: bool) -> Iterator[Row]:
-    """The rows of one forest over some of `pieces`.
-
-    Without `branches` a row is one sequence: what would branch off starts another.
-    """
+def _pack(pieces: Sequence[Piece], forest: Forest, room: Room) -> Iterator[Row]:
+    """The rows of one forest over some of `pieces`."""
     waiting = deque((prompt, prompt.calls) for prompt in forest.roots)
     while waiting:
-        layout = _Layout(pieces, forest, max_tokens, branches)
+        layout = _Layout(pieces, forest, room)
         layout.add_tree(*waiting.popleft())
         yield layout.row()
         waiting.extend((forest.of_call[calls[0]], calls) for calls in layout.left.values())
@@ -102,9 +123,8 @@ _Steps = Iterator["_Steps"]
 class _Layout:
     """One row as it grows. `left`: the calls that had no room, by the first call of their prompt."""
 
-    def __init__(self, pieces: Sequence[Piece], forest: Forest, max_tokens: int, branches: bool) -> None:
-        self._pieces, self._forest = pieces, forest
-        self._max_tokens, self._branches = max_tokens, branches
+    def __init__(self, pieces: Sequence[Piece], forest: Forest, room: Room) -> None:
+        self._pieces, self._forest, self._room = pieces, forest, room
         self._size = 0
         self._ids: list[NDArray[np.int64]] = []
         self._positions: list[NDArray[np.int64]] = []
@@ -129,8 +149,10 @@ class _Layout:
         for call in calls:
             piece = self._pieces[call]
             branches_off = after.index != self._size - 1
-            needed = piece.n_tokens - after.depth + branches_off
-            if self._responses and (self._size + needed > self._max_tokens or (branches_off and not self._branches)):
+            new = piece.n_tokens - after.depth + branches_off
+            if self._responses and not self._room.takes(
+                self._size, after.depth, new, branched=bool(self._replaced), branches_off=branches_off
+            ):
                 self.left.setdefault(prompt.calls[0], []).append(call)
                 continue
             begin = self._size

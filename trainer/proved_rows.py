@@ -77,4 +77,10 @@ def proved_rows(
 
 def _rows(config: TrainConfig, samples: Samples) -> tuple[list[Row], MergeReport]:
     limits = merge_limits(config)
-    return rows_of(samples, merge=limits.merge, max_row_tokens=limits.max_row_tokens, branches=limits.branches)
+    return rows_of(
+        samples,
+        merge=limits.merge,
+        max_row_tokens=limits.max_row_tokens,
+        branches=limits.branches,
+        token_cost=limits.token_cost,
+    )

@@ -14,7 +14,7 @@ from tracegrad.errors import SettingsError
 from trainer.batch import attention_mask, make_batch
 from trainer.config import TrainConfig
 from trainer.merge_limits import BRANCHING_MODELS, merge_limits
-from trainer.packing import merged
+from trainer.packing import Room, merged
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +35,14 @@ def config(tmp_path: Path) -> Any:
 def test_rows_are_as_long_as_the_longest_call_may_be(config: Any) -> None:
     limits = merge_limits(config(engine={"max_prompt_tokens": 100, "max_response_tokens": 20}))
     assert (limits.merge, limits.branches, limits.max_row_tokens, limits.why) == (True, True, 120, "")
+
+
+def test_a_token_of_a_larger_model_costs_more_beside_attention(config: Any) -> None:
+    """Of Qwen2.5 0.5B: its parameters, of which the embedding is multiplied once, over 2 * 24 * 896."""
+    qwen = {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24}
+    qwen |= {"num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936}
+    assert merge_limits(config(qwen)).token_cost == pytest.approx(494e6 / (2 * 24 * 896), rel=0.01)
+    assert merge_limits(config(qwen | {"hidden_size": None})).token_cost == 0.0
 
 
 def test_merging_can_be_switched_off(config: Any) -> None:
@@ -97,7 +105,7 @@ def test_a_branch_is_exact_in_every_model_type_that_is_listed(model_type: str) -
     model = tiny_model(model_type)
     told, first, second = [1, 2, 3, 4], [5, 6], [7, 8, 9]
     calls = [(told, first), (told, second), (told + first + second, first), (told + first + first, second)]
-    (row,), _ = merged([piece(*call, number) for number, call in enumerate(calls)], 100)
+    (row,), _ = merged([piece(*call, number) for number, call in enumerate(calls)], Room(100))
     assert row.branches is not None
     ids = torch.from_numpy(row.token_ids)
     with torch.no_grad():

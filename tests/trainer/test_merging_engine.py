@@ -15,7 +15,7 @@ from tiny_models import VOCABULARY, Recorder, write_llama
 
 from trainer.config import TrainConfig
 from trainer.engine import Engine
-from trainer.packing import Piece, merged, one_by_one
+from trainer.packing import Piece, Room, merged, one_by_one
 from trainer.rows import Row
 
 pytestmark = pytest.mark.slow
@@ -112,7 +112,7 @@ def gradient(engine: Engine, rows: list[Row]) -> tuple[torch.Tensor, dict[str, f
 
 def check_same(engine: Engine, calls: list[Piece], most: int = 1000) -> list[Row]:
     apart, metrics = gradient(engine, one_by_one(calls))
-    rows, _ = merged(calls, most)
+    rows, _ = merged(calls, Room(most))
     together, metrics_of_merged = gradient(engine, rows)
     assert apart.norm() > 1e-2
     assert (together - apart).norm() <= 1e-5 * apart.norm()
@@ -162,7 +162,7 @@ def test_log_probs_are_those_of_the_calls_alone(start: Callable[..., Engine]) ->
 
 
 def check_log_probs(engine: Engine, calls: list[Piece]) -> None:
-    rows, _ = merged(calls, 1000)
+    rows, _ = merged(calls, Room(1000))
     alone = engine.log_probs(one_by_one(calls))
     for row, log_probs in zip(rows, engine.log_probs(rows), strict=True):
         assert len(log_probs) == row.n_trained

@@ -1,12 +1,14 @@
 """Packing: every response is trained once, after exactly its prompt, whatever the calls share."""
 
+import math
+
 import numpy as np
 import pytest
 from call_trees import call_trees, piece, responses, seen_from
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.packing import Piece, merged, one_by_one
+from trainer.packing import Piece, Room, merged, one_by_one
 from trainer.prefix_forest import prefix_forest
 from trainer.rows import Row
 
@@ -15,7 +17,7 @@ O1, A1, O2, A2, O3, A3 = [1, 2], [3], [4, 5], [6, 7], [8], [9]
 
 def merge(*calls: tuple[list[int], list[int]], most: int = 1000, branches: bool = True) -> list[Row]:
     rows, _ = merged(
-        [piece(prompt, response, number) for number, (prompt, response) in enumerate(calls)], most, branches=branches
+        [piece(prompt, response, number) for number, (prompt, response) in enumerate(calls)], Room(most, branches)
     )
     return rows
 
@@ -80,8 +82,27 @@ def test_a_row_that_would_be_too_long_leaves_the_rest_to_another() -> None:
     assert shown(rows) == [(whole, A1 + A2), (whole + O3 + A3, A3), (whole + O3 + A3 + O3 + A1, A1)]
 
 
+def test_a_tree_is_merged_where_that_is_cheaper() -> None:
+    """Eight answers to one prompt: of 1000 tokens with answers of 10, then of 10 with answers of 1000."""
+    for n_prompt, n_response, n_rows in ((1000, 10, 1), (10, 1000, 8)):
+        calls = [piece([1] * n_prompt, [2] * n_response, number) for number in range(8)]
+        assert len(merged(calls, Room(10_000, token_cost=500.0))[0]) == n_rows
+        assert len(merged(calls, Room(10_000))[0]) == 1
+        assert len(merged(calls, Room(10_000, branches=False))[0]) == 8
+
+
+@given(call_trees(), st.sampled_from([0.0, 2.0, 20.0]))
+def test_merged_rows_never_cost_more(pieces: list[Piece], token_cost: float) -> None:
+    def cost(rows: list[Row]) -> float:
+        sizes = [(len(row.token_ids), 0.5 if row.branches is None else 1.0) for row in rows]
+        return sum(size * token_cost + share * size**2 for size, share in sizes)
+
+    rows, _ = merged(pieces, Room(1000, token_cost=token_cost))
+    assert cost(rows) <= cost(one_by_one(pieces))
+
+
 def test_calls_of_other_rollouts_share_nothing() -> None:
-    rows, _ = merged([piece(O1, A1, 0, "r1"), piece(O1 + A1 + O2, A2, 1, "r2")], 100)
+    rows, _ = merged([piece(O1, A1, 0, "r1"), piece(O1 + A1 + O2, A2, 1, "r2")], Room(100))
     assert len(rows) == 2
 
 
@@ -92,9 +113,11 @@ def test_a_run_of_thousands_of_calls_is_one_row() -> None:
     assert row.n_trained == 1200
 
 
-@given(call_trees(), st.integers(4, 40), st.booleans())
-def test_every_response_is_trained_once_after_its_prompt(pieces: list[Piece], most: int, branches: bool) -> None:
-    rows, _ = merged(pieces, most, branches=branches)
+@given(call_trees(), st.integers(4, 40), st.booleans(), st.sampled_from([0.0, 5.0, math.inf]))
+def test_every_response_is_trained_once_after_its_prompt(
+    pieces: list[Piece], most: int, branches: bool, token_cost: float
+) -> None:
+    rows, _ = merged(pieces, Room(most, branches, token_cost))
     assert sorted(number for row in rows for number in row.samples) == list(range(len(pieces)))
     for row in rows:
         assert len(row.token_ids) <= most or len(row.samples) == 1
@@ -122,7 +145,7 @@ def test_every_response_is_trained_once_after_its_prompt(pieces: list[Piece], mo
 @given(call_trees())
 def test_what_can_be_shared_is_shared(pieces: list[Piece]) -> None:
     """Against comparing every call with every other: one row for each prompt that continues no call."""
-    rows, _ = merged(pieces, 10_000)
+    rows, _ = merged(pieces, Room(10_000))
     roots = set()
     for one in pieces:
         prompt = one.prompt_token_ids.tolist()
