@@ -48,7 +48,7 @@ class Room:
     token_cost: float = math.inf
 
     def takes(self, size: int, known: int, new: int, *, branched: bool, branches_off: bool) -> bool:
-        """Whether a call of `known` tokens that a row of `size` has already, and `new` ones, is to be added to it."""
+        """Whether a call of `known` tokens that a row of `size` spares it, and `new` ones, is to be added to it."""
         if size + new > self.max_tokens or (branches_off and not self.branches):
             return False
         if not branched and not branches_off:
@@ -149,16 +149,17 @@ class _Layout:
         for call in calls:
             piece = self._pieces[call]
             branches_off = after.index != self._size - 1
-            new = piece.n_tokens - after.depth + branches_off
+            # A branch computes the token that it begins after once more.
+            known = after.depth - branches_off
+            new = piece.n_tokens - known
             if self._responses and not self._room.takes(
-                self._size, after.depth, new, branched=bool(self._replaced), branches_off=branches_off
+                self._size, known, new, branched=bool(self._replaced), branches_off=branches_off
             ):
                 self.left.setdefault(prompt.calls[0], []).append(call)
                 continue
             begin = self._size
             if branches_off:
                 self._replaced.setdefault(after.index, self._size - 1)
-            known = after.depth - branches_off
             self._append(piece.prompt_token_ids[known:], known)
             if segment is None:
                 segment, begin = (begin, self._size), self._size

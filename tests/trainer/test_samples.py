@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer.failures import FailurePolicy
-from trainer.merging import rows_of
 
 from trainer.advantage import Options
 from trainer.batch_choices import Choices
 from trainer.config import DataConfig
+from trainer.failures import FailurePolicy
 from trainer.gate import Gate
+from trainer.merging import rows_of
 from trainer.reward_sets import Given, RewardSet
 from trainer.samples import Rollout, Sample, Samples, samples_of
 from trainer.transitions import Call
