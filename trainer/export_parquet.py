@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tracegrad.errors import SettingsError
-
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -21,11 +19,9 @@ _TOKENS = ("prompt_token_ids", "response_token_ids", "next_prompt_token_ids")
 
 
 def write_parquet(lines: Iterable[Mapping[str, Any]], path: Path, metadata: Mapping[str, str]) -> int:
-    """How many rows were written. `lines`: as `list_transitions` gives them. Raises SettingsError without pyarrow."""
-    try:
-        import pyarrow.parquet as pq
-    except ModuleNotFoundError as error:
-        raise SettingsError("--format parquet needs pyarrow: pip install pyarrow, or take --format jsonl") from error
+    """How many rows were written. `lines`: as `list_transitions` gives them."""
+    import pyarrow.parquet as pq
+
     schema = transition_schema().with_metadata({key: value.encode() for key, value in metadata.items()})
     total, size = 0, 0
     group: list[Mapping[str, Any]] = []

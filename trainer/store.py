@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
-
-import numpy as np
 
 from tracegrad.clickhouse import DATABASE, connect, errors_in_one_line
 from tracegrad.errors import InputError
+from trainer.columns import FORMAT, SETTINGS, Columns, blocks_of
+from trainer.portions import MOST_CHARACTERS, Portions, chunks
 from trainer.records import SampleRecord, StepRecord
 from trainer.reward_sets import Given, RewardSet
 from trainer.samples import Rollout
 from trainer.since import Since
 from trainer.spans import Span
+from trainer.stored_rows import are_alike, calls_in, spans_in
 from trainer.transitions import Attempt, Call
 
 # They tell of every retry; what is left of it in the end is one error of ours.
@@ -29,8 +29,6 @@ for noisy in ("urllib3.connectionpool", "clickhouse_connect"):
     logging.getLogger(noisy).setLevel(logging.ERROR)
 
 SQL = Path(__file__).parent / "sql"
-CHARACTERS_A_QUERY = 4000
-"""Of ids: they travel in the request's address, whose length is bounded."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,7 @@ class Backlog:
     running: int
     unrewarded: int
     uncalled: int
+    alongside: int
     trained: int
 
 
@@ -75,25 +74,33 @@ class Store:
     def __init__(self, url: str) -> None:
         self._url = url
         self._client = connect(url)
+        self._portions = Portions()
 
     def close(self) -> None:
         """Give the connections back."""
         self._client.close()
 
-    def backlog(self, policy: str, since: Since, quiet_before_ns: int) -> Backlog:
-        """What there is to learn from, without reading any of it. What was seen since `quiet_before_ns` settles."""
-        (row,) = self._of_attempts("backlog", policy, since, quiet_before_ns)
+    def backlog(self, policy: str, since: Since, quiet_before_ns: int, penalized: Iterable[str] = ()) -> Backlog:
+        """What there is to learn from, without reading any of it. What was seen since `quiet_before_ns` settles.
+
+        `penalized`: statuses whose attempts need no reward where others of their task have one.
+        """
+        (row,) = self._of_attempts("backlog", policy, since, quiet_before_ns, penalized)
         return Backlog(**row)
 
-    def untrained(self, policy: str, since: Since, quiet_before_ns: int) -> list[Rollout]:
-        """Attempts that are over, settled and rewarded, oldest first, still without calls and rewards.
+    def untrained(
+        self, policy: str, since: Since, quiet_before_ns: int, penalized: Iterable[str] = ()
+    ) -> list[Rollout]:
+        """Attempts that are over, settled and rewarded or penalized, oldest first, still without calls and rewards.
 
         Each has a call of `policy`, or none at all where others of its group have one.
         """
-        rows = self._of_attempts("untrained", policy, since, quiet_before_ns)
+        rows = self._of_attempts("untrained", policy, since, quiet_before_ns, penalized)
         return [Rollout(**row) for row in rows]
 
-    def _of_attempts(self, name: str, policy: str, since: Since, quiet_before_ns: int) -> list[dict[str, Any]]:
+    def _of_attempts(
+        self, name: str, policy: str, since: Since, quiet_before_ns: int, penalized: Iterable[str]
+    ) -> list[dict[str, Any]]:
         return self._rows(
             "attempts",
             name,
@@ -101,44 +108,53 @@ class Store:
             since_ns=since.from_ns,
             again=int(not since.untrained_only),
             quiet_before_ns=quiet_before_ns,
+            penalized=sorted(penalized),
         )
 
     def rollouts(self, since: Since, rollout_ids: Sequence[str] = (), task_ids: Sequence[str] = ()) -> list[Rollout]:
         """All attempts, or those of the given rollouts or tasks, still without calls and rewards."""
         return [
             Rollout(**row)
-            for rollouts in _chunks(rollout_ids) or [[]]
-            for tasks in _chunks(task_ids) or [[]]
+            for rollouts in chunks(rollout_ids) or [[]]
+            for tasks in chunks(task_ids) or [[]]
             for row in self._rows("rollouts", since_ns=since.from_ns, rollout_ids=rollouts, task_ids=tasks)
         ]
 
     def filled(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """The same attempts with their calls, spans and rewards."""
+        rollout_ids = sorted({rollout.rollout_id for rollout in rollouts})
         calls: dict[Attempt, list[Call]] = defaultdict(list)
         spans: dict[Attempt, list[Span]] = defaultdict(list)
-        for rollout_ids in _chunks(rollout.rollout_id for rollout in rollouts):
-            for row in self._rows("calls", rollout_ids=rollout_ids):
-                calls[row["rollout_id"], row["attempt"]].append(_call(row))
-            for row in self._rows("spans", rollout_ids=rollout_ids):
-                spans[row.pop("rollout_id"), row.pop("attempt")].append(Span(**row))
-        given = self.given([rollout.rollout_id for rollout in rollouts])
+        for portion in self._portions.of(rollout_ids):
+            size = 0
+            for columns, n_bytes in self._blocks("calls", portion):
+                for call in calls_in(columns):
+                    calls[call.rollout_id, call.attempt].append(call)
+                size += n_bytes
+            for columns, n_bytes in self._blocks("spans", portion):
+                for key, span in spans_in(columns):
+                    spans[key].append(span)
+                size += n_bytes
+            self._portions.brought(len(portion), size)
+        self._read_hashes(calls)
+        given = self.given(rollout_ids)
         filled = [
             replace(rollout, calls=calls[rollout.key], spans=spans[rollout.key], given=given.get(rollout.key, ()))
             for rollout in rollouts
         ]
         return [RewardSet().weighed(rollout) for rollout in filled]
 
-    def given(self, rollout_ids: Sequence[str]) -> dict[Attempt, list[Given]]:
+    def given(self, rollout_ids: Iterable[str]) -> dict[Attempt, list[Given]]:
         """The newest evaluations of the spans of these rollouts."""
         given: dict[Attempt, list[Given]] = defaultdict(list)
-        for some in _chunks(rollout_ids):
+        for some in chunks(rollout_ids, MOST_CHARACTERS):
             for row in self._rows("rewards", rollout_ids=some):
                 given[row.pop("rollout_id"), row.pop("attempt")].append(Given(**row))
         return given
 
     def call_messages(self, rollout_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
         """What the calls of these rollouts were asked and answered, of every model, by rollout, start and span id."""
-        for some in _chunks(rollout_ids):
+        for some in chunks(rollout_ids):
             yield from self._rows("call_messages", rollout_ids=some)
 
     def messages_of(self, calls: Sequence[Call]) -> dict[tuple[str, str], tuple[str, str]]:
@@ -148,21 +164,21 @@ class Store:
             rollouts[call.rollout_id].append(call.span_id)
         return {
             (row["trace_id"], row["span_id"]): (row["input_messages"], row["output_messages"])
-            for rollout_ids in _chunks(rollouts)
-            for span_ids in _chunks(span_id for rollout_id in rollout_ids for span_id in rollouts[rollout_id])
+            for rollout_ids in chunks(rollouts)
+            for span_ids in chunks(span_id for rollout_id in rollout_ids for span_id in rollouts[rollout_id])
             for row in self._rows("messages_of_spans", rollout_ids=rollout_ids, span_ids=span_ids)
         }
 
     def tool_definitions(self, rollout_ids: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Which of their spans tell what tools a call was offered."""
-        for some in _chunks(rollout_ids):
+        for some in chunks(rollout_ids):
             yield from self._rows("tool_definitions", rollout_ids=some)
 
     def recorded(self, rollouts: Sequence[Rollout]) -> dict[tuple[str, str], Recorded]:
         """By policy and span id, what steps did with the calls of these attempts."""
         return {
             (row["policy"], row["span_id"]): Recorded(row["step_id"], bool(row["used"]), row["drop_reason"])
-            for rollout_ids in _chunks(rollout.rollout_id for rollout in rollouts)
+            for rollout_ids in chunks((rollout.rollout_id for rollout in rollouts), MOST_CHARACTERS)
             for row in self._rows("recorded", rollout_ids=rollout_ids)
         }
 
@@ -170,7 +186,7 @@ class Store:
         """Ids of the spans of these attempts that a recorded step of `policy` was trained on."""
         return frozenset(
             row["span_id"]
-            for rollout_ids in _chunks(rollout.rollout_id for rollout in rollouts)
+            for rollout_ids in chunks((rollout.rollout_id for rollout in rollouts), MOST_CHARACTERS)
             for row in self._rows("trained_spans", policy=policy, rollout_ids=rollout_ids)
         )
 
@@ -246,40 +262,30 @@ class Store:
             answer = self._client.query(text, parameters=parameters)
             return [dict(row) for row in answer.named_results()]
 
+    def _blocks(self, name: str, rollout_ids: Sequence[str]) -> Iterator[tuple[Columns, int]]:
+        """What a query for rollouts answers, in columns."""
+        text = (SQL / f"{name}.sql").read_text()
+        with errors_in_one_line(self._url):
+            answer = self._client.raw_query(text, {"rollout_ids": rollout_ids}, SETTINGS, fmt=FORMAT)
+        return blocks_of(answer)
+
+    def _read_hashes(self, calls: dict[Attempt, list[Call]]) -> None:
+        """The `input_hash` of calls of attempts where it has to tell requests apart."""
+        alike = {key for key, of_attempt in calls.items() if are_alike(of_attempt)}
+        hashes = {
+            (row["rollout_id"], row["attempt"], row["trace_id"], row["span_id"]): row["input_hash"]
+            for rollout_ids in chunks(rollout_id for rollout_id, _ in alike)
+            for row in self._rows("input_hashes", rollout_ids=rollout_ids)
+        }
+        for key in alike:
+            calls[key] = [replace(call, input_hash=hashes[(*key, call.trace_id, call.span_id)]) for call in calls[key]]
+
     def _insert(self, table: str, rows: Sequence[dict[str, Any]]) -> None:
         if rows:
             with errors_in_one_line(self._url):
                 self._client.insert(
                     table, [list(row.values()) for row in rows], column_names=list(rows[0]), database=DATABASE
                 )
-
-
-def _call(row: dict[str, Any]) -> Call:
-    return Call(
-        **row
-        | {
-            "trainable": bool(row["trainable"]),
-            "prompt_token_ids": np.array(row["prompt_token_ids"], np.int64),
-            "response_token_ids": np.array(row["response_token_ids"], np.int64),
-            "logprobs": np.array(row["logprobs"], np.float32),
-            "tool_call_ids": tuple(row["tool_call_ids"]),
-            "answer_faults": tuple(row["answer_faults"]),
-        }
-    )
-
-
-def _chunks(ids: Iterable[str]) -> list[list[str]]:
-    """All the ids, once each, in lists that one query can carry; no list for no ids."""
-    chunks: list[list[str]] = []
-    room = 0
-    for name in sorted(set(ids)):
-        length = len(quote(f"'{name}',", safe=""))
-        if length > room:
-            chunks.append([])
-            room = CHARACTERS_A_QUERY
-        chunks[-1].append(name)
-        room -= length
-    return chunks
 
 
 def _time(at_ns: int) -> datetime:

@@ -25,7 +25,8 @@ class Call:
 
     `started_ns`: unix time. `policy_version`: None when no single version is known. `response_id`: shared by
     the choices of one request; empty when unknown. `retry_count`: the client's number of this try, 0 for the
-    first. `sampling`: JSON text, empty when it was not recorded. `input_hash`: of the request's messages.
+    first. `sampling`: JSON text, empty when it was not recorded. `input_hash`: of the request's messages,
+    0 where no request of the attempt has to be known by them.
     `tool_call_ids`: of the tools that the response asks for. `answer_faults`: what is wrong with the response itself,
     `malformed_tool_call` or `refusal`.
     """

@@ -16,8 +16,9 @@ from tracegrad.errors import SettingsError
 from trainer import listing, run
 from trainer.config import DataConfig, TrainConfig
 from trainer.listing import iso_time
+from trainer.portions import CHARACTERS
 from trainer.since import Since, parse_since
-from trainer.store import CHARACTERS_A_QUERY, Store
+from trainer.store import Store
 
 FIELDS = (
     "rollout_id attempt task_id agent trace_id span_id index prompt_token_ids response_token_ids logprobs reward "
@@ -122,7 +123,7 @@ def test_many_tasks_are_asked_for_in_parts(agents: RecordedAgents, monkeypatch: 
     )
     assert len(store.rollouts(Since(0, untrained_only=False), task_ids=tasks)) == 2
     assert sorted(task for part in asked for task in part) == sorted(tasks)
-    assert max(len("".join(part)) for part in asked) <= CHARACTERS_A_QUERY
+    assert max(len("".join(part)) for part in asked) <= CHARACTERS
     store.close()
 
 
