@@ -46,6 +46,11 @@ class Choices:
             penalty=data.penalty,
         )
 
+    @property
+    def penalized_statuses(self) -> frozenset[str]:
+        """How a rollout may end so that the penalty is all the reward it needs, beside others of its task."""
+        return self.failures.penalized_statuses if self.failures is not None else frozenset()
+
     def takes(self, agent: str) -> bool:
         """Whether calls of `agent` are trained on."""
         return _takes(self.agents, agent)

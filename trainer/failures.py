@@ -36,6 +36,9 @@ STRICTEST_FIRST: tuple[OnFailure, ...] = ("drop", "mask", "penalize", "keep")
 TRUNCATED = frozenset({"length", "max_tokens"})
 CONTEXT_FULL = "model_context_window_exceeded"
 
+ERROR_OF_STATUS: Mapping[str, ErrorType] = {"failed": "exception", "timeout": "timeout", "lost": "lost"}
+"""What the launcher's word for an end says; who was cancelled, and what the engine did, is told by more."""
+
 CANCELLED = frozenset({"interrupted", "spawn"})
 """The launcher's words for runs that somebody ended, or that never began."""
 
@@ -67,6 +70,11 @@ class FailurePolicy:
         """What is done about an error of this type."""
         return self.actions.get(error, DEFAULTS[error])
 
+    @property
+    def penalized_statuses(self) -> frozenset[str]:
+        """Statuses of rollouts that ended in an error which is penalized."""
+        return frozenset(status for status, error in ERROR_OF_STATUS.items() if self.of(error) == "penalize")
+
     def strictest(self, errors: Sequence[ErrorType]) -> tuple[ErrorType | None, OnFailure]:
         """The error that decides, the first of those with the strictest action, and that action."""
         for action in STRICTEST_FIRST:
@@ -82,12 +90,11 @@ def errors_of_rollout(status: str, error_type: str, calls: Sequence[Call], spans
     `status`, `error_type`: of its root span, as the launcher ended it. A run without a launcher is judged by the spans
     that have no parent: what its instrumentation saw fail.
     """
-    if status in ("timeout", "lost"):
-        return "timeout" if status == "timeout" else "lost"
-    if status == "failed":
-        found: ErrorType | None = "cancelled" if error_type in CANCELLED else "exception"
-    else:
-        found = _seen_by_instrumentation(calls, spans) if status == "running" else None
+    found = ERROR_OF_STATUS.get(status)
+    if status == "failed" and error_type in CANCELLED:
+        found = "cancelled"
+    elif status == "running":
+        found = _seen_by_instrumentation(calls, spans)
     return "upstream_error" if found == "exception" and _ended_upstream(calls, spans) else found
 
 

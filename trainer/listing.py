@@ -9,6 +9,7 @@ estimator that looks at a whole batch needs a whole batch.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -147,13 +148,17 @@ def judge(
     verdicts: dict[Attempt, Verdicts] = {rollout.key: {} for rollout in rollouts}
     batches: dict[tuple[str, str], list[Rollout]] = defaultdict(list)
     died: list[Rollout] = []
+
+    def leave(rollout: Rollout, policy: str, reason: str) -> None:
+        for sample in samples_of([rollout], policy, wanted.choices, wanted.gate).all:
+            key = policy, sample.transition.call.span_id
+            verdicts[rollout.key][key] = _verdict(recorded.get(key), sample.credit, None, reason)
+
     for rollout in rollouts:
         policies = {call.policy for call in rollout.calls} - {""}
-        if reason := _not_looked_at(rollout):
+        if reason := _not_looked_at(rollout, wanted.choices.penalized_statuses):
             for policy in policies:
-                for sample in samples_of([rollout], policy, wanted.choices, wanted.gate).all:
-                    key = policy, sample.transition.call.span_id
-                    verdicts[rollout.key][key] = _verdict(recorded.get(key), sample.credit, None, reason)
+                leave(rollout, policy, reason)
             continue
         for policy in policies:
             spans = [rollout.own_span_id, *(call.span_id for call in rollout.calls)]
@@ -162,8 +167,17 @@ def judge(
         if not rollout.calls:
             died.append(rollout)
     for (policy, step), members in batches.items():
-        beside = [rollout for rollout in died if _step_of(policy, rollout.own_span_id, recorded) == step]
-        for sample in samples_of([*members, *beside], policy, wanted.choices, wanted.gate).all:
+        rewarded = {rollout.group for rollout in members if rollout.reward is not None}
+        taken = [rollout for rollout in members if rollout.group in rewarded]
+        for rollout in members:
+            if rollout.group not in rewarded:  # nobody was graded yet, so a penalty has nothing to be measured against
+                leave(rollout, policy, NO_REWARD)
+        taken += [
+            rollout
+            for rollout in died
+            if rollout.group in rewarded and _step_of(policy, rollout.own_span_id, recorded) == step
+        ]
+        for sample in samples_of(taken, policy, wanted.choices, wanted.gate).all:
             key = policy, sample.transition.call.span_id
             advantage = sample.advantage if wanted.advantages else None
             verdicts[sample.rollout][key] = _verdict(recorded.get(key), sample.credit, advantage, sample.drop_reason)
@@ -181,9 +195,11 @@ def _step_of(policy: str, span_id: str, recorded: Mapping[tuple[str, str], Recor
     return found.step_id if found is not None else ""
 
 
-def _not_looked_at(rollout: Rollout) -> str:
+def _not_looked_at(rollout: Rollout, penalized: AbstractSet[str]) -> str:
     if rollout.split == "eval":
         return "eval"
+    if rollout.reward is None and rollout.task_id and rollout.status in penalized:
+        return ""
     if rollout.status in FINISHED:
         return NO_REWARD if rollout.reward is None else ""
     # Without a root span, a rollout is over when it has its reward and has been silent for a while.

@@ -40,17 +40,18 @@ def make_plan(config: TrainConfig, store: Store, gate: Gate, since: Since, *, hu
     """
     data = config.data
     quiet_before_ns = time.time_ns() - round(data.settle_s * 1e9) if data.settle_s else LATEST_NS
-    backlog = store.backlog(data.policy, since, quiet_before_ns)
+    choices = Choices.of_job(config)
+    backlog = store.backlog(data.policy, since, quiet_before_ns, choices.penalized_statuses)
     if backlog.settling and not hurried and backlog.ready + backlog.settling >= data.min_rollouts:
         raise SettlingError(f"{backlog.settling} rollouts of policy {data.policy!r} settle")
-    ready = store.untrained(data.policy, since, quiet_before_ns) if backlog.ready >= data.min_rollouts else []
-    if not ready:
+    if backlog.ready < data.min_rollouts or not backlog.ready:
         raise NothingToTrainError(_why_nothing(data, backlog))
+    ready = store.untrained(data.policy, since, quiet_before_ns, choices.penalized_statuses)
     chosen = whole_groups(ready, data.max_rollouts)
     rollouts = store.filled(chosen)
     if since.untrained_only:
         gate = replace(gate, trained=store.trained_spans(data.policy, rollouts))
-    samples = samples_of(rollouts, data.policy, Choices.of_job(config), gate)
+    samples = samples_of(rollouts, data.policy, choices, gate)
     sampled = {sample.rollout for sample in samples.all}
     return Plan(rollouts, samples, [rollout for rollout in rollouts if rollout.key not in sampled])
 
@@ -75,8 +76,8 @@ def _why_nothing(data: DataConfig, backlog: Backlog) -> str:
     return (
         f"nothing new to train policy {data.policy!r} on: of {backlog.total} rollouts in the store, "
         f"{backlog.ready} are ready{wanted}, {backlog.settling} settling, {backlog.running} running, "
-        f"{backlog.unrewarded} without a reward, {backlog.uncalled} without a call of this policy and "
-        f"{backlog.trained} already trained: run `tracegrad rollout`, then `tracegrad reward`"
+        f"{backlog.unrewarded} without a reward, {backlog.uncalled + backlog.alongside} without a call of this policy "
+        f"and {backlog.trained} already trained: run `tracegrad rollout`, then `tracegrad reward`"
     )
 
 

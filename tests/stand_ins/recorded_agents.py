@@ -84,17 +84,26 @@ class RecordedAgents:
         version: int | None = 0,
         split: str = "train",
         finished: bool = True,
+        status: str = "succeeded",
         age_s: float = 0.0,
         **values: Any,
     ) -> str:
-        """One rollout that began `age_s` ago and took 9 ms: its id.
+        """One rollout that began `age_s` ago and took 9 ms: its id. `status`: what the store shows of it.
 
         `values` change attributes of its calls; a list has one value for each call.
         """
         if self._open is None:
             with self.together():
                 return self.run(
-                    task, reward, n_calls, version=version, split=split, finished=finished, age_s=age_s, **values
+                    task,
+                    reward,
+                    n_calls,
+                    version=version,
+                    split=split,
+                    finished=finished,
+                    status=status,
+                    age_s=age_s,
+                    **values,
                 )
         rollout_id, root, now = secrets.token_hex(8), otlp.SpanContext.new(), time.time_ns() - round(age_s * 1e9)
         self.runs[rollout_id] = root, task, now
@@ -108,12 +117,12 @@ class RecordedAgents:
             attributes = identity | self._call_values(rollout_id, index, version) | own
             self._open.add_span("tracegrad.sidecar", _call_span(root, now + index * 1_000_000, attributes))
         if finished:
-            ending = {names.ROLLOUT_STATUS: "succeeded", names.ROLLOUT_SPLIT: split}
+            ending = {names.ROLLOUT_STATUS: status, names.ROLLOUT_SPLIT: split}
             span = otlp.span(names.ROOT_SPAN_NAME, root, start_ns=now, end_ns=now + 9_000_000, values=identity | ending)
             self._open.add_span("tracegrad.rollout", span)
         if reward is not None:
             self._open.add_reward(root, rollout_id, reward)
-        self._open.expected[rollout_id] = ("succeeded" if finished else "running", n_calls, reward)
+        self._open.expected[rollout_id] = (status if finished or status == "lost" else "running", n_calls, reward)
         return rollout_id
 
     def pair(self, task: str, **values: Any) -> list[str]:

@@ -1,6 +1,7 @@
 -- What became of every attempt that may be learned from (held-out ones are left out). `state` is one of: `trained`;
 -- `running`; `unrewarded`; `uncalled` (no call of the policy); `settling` (quiet for too short a time, so that a span
--- may still be on its way); `ready`; `alongside` (it died before its first call, and counts in its group's baseline).
+-- may still be on its way); `ready`; `alongside` (it counts beside others of its task: it died before its first call, or it
+-- ended in one of the `penalized` ways and was given no reward but the penalty).
 -- An attempt without a root span was not started by the launcher: rewarded and quiet, it is over.
 WITH
     consumed AS (
@@ -12,7 +13,8 @@ WITH
             rollout_id, attempt, task_id, trace_id, root_span_id, status, error_type, split, reward, started_at,
             has(policies, {policy:String}) AS called,
             {again:UInt8} = 0 AND (rollout_id, attempt) IN (consumed) AS trained,
-            status IN ('succeeded', 'failed', 'timeout') AS finished,
+            reward IS NULL AND task_id != '' AND has({penalized:Array(String)}, status) AS penalized,
+            status IN ('succeeded', 'failed', 'timeout') OR penalized AS finished,
             finished AND n_calls = 0 AND task_id != '' AS died,
             toUnixTimestamp64Nano(last_seen_at) < {quiet_before_ns:Int64} AS quiet
         FROM rollout_outcomes
@@ -25,10 +27,10 @@ WITH
             multiIf(
                 trained, 'trained',
                 NOT finished AND (status != 'running' OR reward IS NULL), 'running',
-                reward IS NULL, 'unrewarded',
+                reward IS NULL AND NOT (penalized AND n_called_of_task > 0), 'unrewarded',
                 NOT called AND (NOT died OR n_called_of_task = 0), 'uncalled',
                 NOT quiet, 'settling',
-                called, 'ready',
+                called AND reward IS NOT NULL, 'ready',
                 'alongside'
             ) AS state
         FROM candidates

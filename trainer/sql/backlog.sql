@@ -5,6 +5,7 @@ SELECT
     countIf(state = 'settling') AS settling,
     countIf(state = 'running') AS running,
     countIf(state = 'unrewarded') AS unrewarded,
-    countIf(state IN ('uncalled', 'alongside')) AS uncalled,
+    countIf(state = 'uncalled') AS uncalled,
+    countIf(state = 'alongside') AS alongside,
     countIf(state = 'trained') AS trained
 FROM attempts
