@@ -1,4 +1,4 @@
-"""`transitions`: row for row what the trainer makes of the same store, with identical credit and without advantages."""
+"""`transitions`: row for row what the trainer makes of the same store, but for advantages."""
 
 import json
 import random
@@ -41,7 +41,7 @@ def own(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> 
 def of_trainer(collector: Any, policy: str) -> list[dict[str, Any]]:
     store = Store(collector.clickhouse)
     try:
-        lines = list_transitions(store, Wanted(EVERYTHING, "identical", None, policy=policy))
+        lines = list_transitions(store, Wanted(EVERYTHING, advantages=False, policy=policy))
     finally:
         store.close()
     return [
