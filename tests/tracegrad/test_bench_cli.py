@@ -44,7 +44,7 @@ def test_without_a_part_they_are_listed() -> None:
     assert result.returncode == 0
     for part in ("sidecar", "collector", "transitions", "training", "all"):
         assert re.search(rf"^{part} ", result.stdout, re.MULTILINE)
-    for part in ("sidecar", "collector"):
+    for part in ("sidecar", "collector", "transitions"):
         line = next(line for line in result.stdout.splitlines() if line.startswith(part))
         assert "(not available yet)" not in line
 
@@ -56,7 +56,7 @@ def test_help_has_an_example() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (("transitions",), 1, "`tracegrad bench transitions` is not available yet"),
+        (("training",), 1, "`tracegrad bench training` is not available yet"),
         (("kitchen",), 2, "no part is called 'kitchen'"),
         (("sidecar", "--peer", "litellm"), 2, "'litellm' is not NAME=PYTHON"),
         (("sidecar", "--peer", "nobody=python3"), 1, "no peer is called 'nobody'"),

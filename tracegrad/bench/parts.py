@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tracegrad.bench import collector, sidecar
+from tracegrad.bench import collector, sidecar, transitions
 from tracegrad.bench.metric import Outcome
 from tracegrad.bench.plan import Plan
 
@@ -22,7 +22,7 @@ PARTS = {
     for part in (
         Part("sidecar", "what the proxy adds to a call: time, CPU, memory, bytes", sidecar.run),
         Part("collector", "spans a second into the store, acknowledgements, memory", collector.run),
-        Part("transitions", "tokens a second from spans to training data"),
+        Part("transitions", "tokens a second from spans to packed rows, memory, growth", transitions.run),
         Part("training", "what merging saves, and what swapping weights costs"),
     )
 }

@@ -41,6 +41,10 @@ class Plan:
     peer_calls: int = 500
     spans: int = 32_768
     """That a collector gets at once."""
+    rollouts: int = 5_120
+    """In the large store of the transitions."""
+    batch: int = 256
+    """Rollouts that become rows at once."""
 
     @staticmethod
     def quick(say: Callable[[str], None], base: Settings, peers: Mapping[str, str]) -> "Plan":
@@ -62,6 +66,8 @@ class Plan:
             peers=peers,
             peer_calls=50,
             spans=1_024,
+            rollouts=160,
+            batch=32,
         )
 
     def plain(self, concurrency: int) -> dict[str, Any]:

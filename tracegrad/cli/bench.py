@@ -29,6 +29,9 @@ def command(
     repeats: Annotated[int, typer.Option(min=1, help="How often each load is measured.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long each load lasts.")] = 2.5,
     spans: Annotated[int, typer.Option(min=1024, help="How many spans the collector gets at once.")] = 32_768,
+    rollouts: Annotated[
+        int, typer.Option(min=160, help="How many rollouts of 10 calls become rows; 100000 make a million transitions.")
+    ] = 5_120,
     peer: Annotated[
         list[str] | None,
         typer.Option(help="Another proxy to measure too, and the Python of its environment.", metavar="NAME=PYTHON"),
@@ -66,7 +69,16 @@ def command(
         if quick:
             size = plan.Plan.quick(say, base, peers)
         else:
-            size = plan.Plan(say, base, repeats=repeats, seconds=seconds, calls=calls, spans=spans, peers=peers)
+            size = plan.Plan(
+                say,
+                base,
+                repeats=repeats,
+                seconds=seconds,
+                calls=calls,
+                spans=spans,
+                rollouts=rollouts,
+                peers=peers,
+            )
         outcomes = {name: run(size) for name, run in runs.items()}
     written = reports.write(report, outcomes) if report else None
     if as_json:
