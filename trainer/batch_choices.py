@@ -24,6 +24,7 @@ class Choices:
     options: Options = field(default_factory=Options)
     singleton: Literal["drop", "batch"] = "drop"
     min_group: int = 2
+    group_by: Literal["task", "task-agent"] = "task"
     agents: tuple[str, ...] = ()
     reward_set: RewardSet = field(default_factory=RewardSet)
     failures: FailurePolicy | None = None
@@ -37,9 +38,10 @@ class Choices:
             scheme=config.credit.scheme,
             credit_gamma=config.credit.gamma,
             estimator=algorithm.name,
-            options=Options(gamma=algorithm.gamma, lam=algorithm.lam, step_weight=algorithm.step_weight),
+            options=Options(algorithm.gamma, algorithm.lam, algorithm.step_weight, algorithm.f_norm),
             singleton=algorithm.singleton,
             min_group=data.min_group,
+            group_by=data.group_by,
             agents=data.agents,
             reward_set=reward_set_named(data.reward_set, config.reward_set),
             failures=FailurePolicy.from_config(data),

@@ -14,6 +14,15 @@ ESTIMATOR_NAMES = (
     "gigpo",
 )
 
+ESTIMATORS_WITH: dict[str, tuple[str, ...]] = {
+    "gamma": ("reinforce_plus_plus", "ppo"),
+    "lam": ("ppo",),
+    "step_weight": ("gigpo",),
+    "f_norm": ("gigpo",),
+    "singleton": ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline", "gigpo"),
+}
+"""Options of advantages to the estimators that look at them; one of the user's own may look at all."""
+
 ErrorType = Literal[
     "exception",
     "timeout",

@@ -8,11 +8,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from tracegrad.errors import SettingsError
 from tracegrad.settings import Settings
-from trainer.choices import ESTIMATOR_NAMES, SCHEME_NAMES, ErrorType, OnFailure
+from trainer.choices import ESTIMATOR_NAMES, ESTIMATORS_WITH, SCHEME_NAMES, ErrorType, OnFailure
 from trainer.duration import duration_s
 from trainer.own_function import is_own
 from trainer.since import parse_since
@@ -38,6 +47,7 @@ class DataConfig(_Section):
     `min_rollouts`: an update waits for at least so many; `max_rollouts`: it takes at most so many, oldest first.
     `settle`: how long a rollout must have been quiet, so that no span of it is still on its way; one without a root
     span is complete after this silence. Rollouts that settle are waited for, at most this long. `0s`: not at all.
+    `group_by`: who is measured against each other, the rollouts of a task or, of these, the calls of each agent alone.
     `max_staleness`: in policy versions, between the one that sampled a call and the newest.
     `agents`: names or regular expressions of whole names; empty takes the calls of all. `on_failure`: what becomes of
     rollouts and calls that failed, by error type (see `trainer.failures`); one word is for every type that ends a
@@ -50,11 +60,12 @@ class DataConfig(_Section):
     since: str = "last"
     min_rollouts: int = Field(default=1, ge=1)
     max_rollouts: int | None = Field(default=None, ge=1)
-    min_group: int = Field(default=2, ge=1)
+    group_by: Literal["task", "task-agent"] = "task"
+    min_group: int = Field(default=2, ge=2)
     settle: str = "10s"
     max_staleness: int = Field(default=4, ge=0)
     on_failure: OnFailure | dict[ErrorType, OnFailure] = Field(default_factory=dict)
-    penalty: float = Field(default=-1.0, le=0)
+    penalty: float = Field(default=-1.0, le=0, allow_inf_nan=False)
     reward_set: str = ""
 
     @field_validator("agents")
@@ -133,14 +144,16 @@ class CreditConfig(_Section):
 class AlgorithmConfig(_Section):
     """`[algorithm]`: advantages, loss and its aggregation (Levels 2 and 3). `loss` is one of verl's policy losses.
 
-    `gamma`, `lam`: per token, of the estimators that look at tokens. `step_weight`: of GiGPO's step groups.
+    `gamma`, `lam`: per token, of the estimators that look at tokens. `step_weight`, `f_norm`: of GiGPO, see
+    `trainer.measured.Options`.
     `singleton`: what a group of one is measured against, nothing (`drop`) or the whole batch.
     """
 
     name: str = "grpo"
     gamma: float = Field(default=1.0, ge=0, le=1)
     lam: float = Field(default=1.0, ge=0, le=1)
-    step_weight: float = Field(default=1.0, ge=0)
+    step_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    f_norm: Literal["std", "none"] = "std"
     singleton: Literal["drop", "batch"] = "drop"
     loss: str = "vanilla"
     aggregation: str = "rollout-mean"
@@ -152,6 +165,21 @@ class AlgorithmConfig(_Section):
     @classmethod
     def _estimator_is_known(cls, name: str) -> str:
         return check_estimator(name, "algorithm.name")
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> "AlgorithmConfig":
+        for option, estimators in ESTIMATORS_WITH.items():
+            chosen = getattr(self, option)
+            if self.name in ESTIMATOR_NAMES and self.name not in estimators and chosen != _default(self, option):
+                raise SettingsError(
+                    f"algorithm.{option} = {chosen!r} has no effect with algorithm.name = {self.name!r}, only with "
+                    f"{', '.join(estimators)}: leave it out"
+                )
+        return self
+
+
+def _default(section: _Section, name: str) -> Any:
+    return type(section).model_fields[name].default
 
 
 class EngineConfig(_Section):
@@ -194,7 +222,7 @@ class TrainConfig(_Section):
     job: str = Field(default="train", pattern=NAME)
     data: DataConfig = DataConfig()
     gate: GateConfig = GateConfig()
-    reward_set: dict[str, dict[str, float]] = Field(default_factory=dict)
+    reward_set: dict[str, dict[str, FiniteFloat]] = Field(default_factory=dict)
     credit: CreditConfig = CreditConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     engine: EngineConfig

@@ -18,8 +18,9 @@ from trainer.explain_calls import Following, Match, Share, followings, matches, 
 from trainer.failures import errors_of_call, errors_of_rollout, overflowed
 from trainer.gate import Gate
 from trainer.listing import Verdict, Wanted, judged_attempt
+from trainer.members import execution_of
 from trainer.records import JobDirectory
-from trainer.samples import Rollout, execution_of
+from trainer.rollout import Rollout
 from trainer.spans import SpanTree
 from trainer.store import Store
 from trainer.tool_requests import tool_requests

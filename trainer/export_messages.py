@@ -12,7 +12,7 @@ import orjson
 
 from trainer.chat_messages import chat_messages, chat_tools
 from trainer.listing import Wanted, iso_time
-from trainer.samples import Rollout
+from trainer.rollout import Rollout
 from trainer.store import Store
 from trainer.transitions import Attempt
 

@@ -11,7 +11,7 @@ from typing import get_args
 from tracegrad.context_overflow import is_context_overflow
 from trainer.choices import ErrorType, OnFailure
 from trainer.config import DataConfig
-from trainer.spans import Span
+from trainer.spans import Span, shared_traces
 from trainer.transitions import Call, order_of
 
 OF_ROLLOUTS: tuple[ErrorType, ...] = ("exception", "timeout", "cancelled", "upstream_error", "lost")
@@ -102,7 +102,12 @@ def _seen_by_instrumentation(calls: Sequence[Call], spans: Sequence[Span]) -> Er
     """How the last of the topmost spans failed, where it did. A call's own failure is not yet its agent's."""
     present = {span.span_id for span in spans}
     of_calls = {call.span_id for call in calls}
-    tops = [span for span in spans if span.parent_span_id not in present and span.span_id not in of_calls]
+    shared = shared_traces(spans, of_calls)
+    tops = [
+        span
+        for span in spans
+        if span.parent_span_id not in present and span.span_id not in of_calls and span.trace_id not in shared
+    ]
     last = max(tops, key=lambda span: (span.ended_ns, span.span_id), default=None)
     if last is None or not last.failed:
         return None

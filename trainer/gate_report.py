@@ -15,8 +15,9 @@ from tracegrad.errors import TracegradError
 from trainer.agreement import LOGPROB_MISMATCH, Agreement
 from trainer.config import TrainConfig
 from trainer.gate import Gate
+from trainer.members import NO_REWARD
 from trainer.plan import Plan
-from trainer.samples import NO_REWARD, Sample
+from trainer.samples import Sample
 
 GROUP_REASONS = frozenset({"singleton_group", "no_signal"})
 FAILURE_PREFIX = "failed_"

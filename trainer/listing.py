@@ -18,7 +18,9 @@ from trainer.advantage import estimator_named
 from trainer.batch_choices import Choices
 from trainer.config import EngineConfig
 from trainer.gate import Gate
-from trainer.samples import NO_REWARD, Rollout, samples_of
+from trainer.members import NO_REWARD
+from trainer.rollout import Rollout
+from trainer.samples import samples_of
 from trainer.since import Since
 from trainer.store import Recorded, Store
 from trainer.transitions import Attempt, Transition, transitions_of
@@ -145,6 +147,7 @@ def judge(
     rollouts: Sequence[Rollout], recorded: Mapping[tuple[str, str], Recorded], wanted: Wanted
 ) -> dict[Attempt, Verdicts]:
     """Per attempt, the verdicts on its transitions. `rollouts`: whole groups, filled. `recorded`: what steps did."""
+    rollouts = [wanted.choices.reward_set.weighed(rollout) for rollout in rollouts]
     verdicts: dict[Attempt, Verdicts] = {rollout.key: {} for rollout in rollouts}
     batches: dict[tuple[str, str], list[Rollout]] = defaultdict(list)
     died: list[Rollout] = []

@@ -12,9 +12,10 @@ from trainer.batch_choices import Choices
 from trainer.config import DataConfig, TrainConfig
 from trainer.gate import Gate
 from trainer.records import SampleRecord
-from trainer.samples import Rollout, Samples, samples_of
+from trainer.rollout import Rollout
+from trainer.samples import Samples, samples_of
 from trainer.since import LATEST_NS, Since
-from trainer.store import Backlog, Store
+from trainer.store import Backlog, Sought, Store
 
 NO_CALLS = "no_calls"
 """Why a rollout is consumed without a sample: none of its calls became a transition."""
@@ -41,12 +42,20 @@ def make_plan(config: TrainConfig, store: Store, gate: Gate, since: Since, *, hu
     data = config.data
     quiet_before_ns = time.time_ns() - round(data.settle_s * 1e9) if data.settle_s else LATEST_NS
     choices = Choices.of_job(config)
-    backlog = store.backlog(data.policy, since, quiet_before_ns, choices.penalized_statuses)
+    names = store.reward_names() if data.reward_set else []
+    sought = Sought(
+        data.policy,
+        since,
+        quiet_before_ns,
+        penalized=choices.penalized_statuses,
+        counted=frozenset(choices.reward_set.taken(names)) if data.reward_set else None,
+    )
+    backlog = store.backlog(sought)
     if backlog.settling and not hurried and backlog.ready + backlog.settling >= data.min_rollouts:
         raise SettlingError(f"{backlog.settling} rollouts of policy {data.policy!r} settle")
     if backlog.ready < data.min_rollouts or not backlog.ready:
-        raise NothingToTrainError(_why_nothing(data, backlog))
-    ready = store.untrained(data.policy, since, quiet_before_ns, choices.penalized_statuses)
+        raise NothingToTrainError(_why_nothing(data, backlog) + _without_rewards(data, names, sought))
+    ready = store.untrained(sought)
     chosen = whole_groups(ready, data.max_rollouts)
     rollouts = store.filled(chosen)
     if since.untrained_only:
@@ -79,6 +88,13 @@ def _why_nothing(data: DataConfig, backlog: Backlog) -> str:
         f"{backlog.unrewarded} without a reward, {backlog.uncalled + backlog.alongside} without a call of this policy "
         f"and {backlog.trained} already trained: run `tracegrad rollout`, then `tracegrad reward`"
     )
+
+
+def _without_rewards(data: DataConfig, names: Sequence[str], sought: Sought) -> str:
+    if sought.counted is None or sought.counted:
+        return ""
+    known = ", ".join(names) or "none"
+    return f"; data.reward_set = {data.reward_set!r} takes no evaluation of the store, which has {known}"
 
 
 def plan_metrics(plan: Plan, gate: Gate) -> dict[str, float]:

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.samples import Rollout
+    from trainer.rollout import Rollout
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ class RewardSet:
         if name in self.weights:
             return self.weights[name]
         return next((weight for pattern, weight in self.weights.items() if fnmatchcase(name, pattern)), None)
+
+    def taken(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that are rewards."""
+        return [name for name in names if self.weight(name) is not None]
 
     def by_span(self, given: Iterable[Given]) -> dict[str, float]:
         """Span id to the weighted sum of its rewards, exact before its one rounding."""

@@ -6,6 +6,7 @@ else.
 """
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 NO_SPAN = "0" * 16
@@ -18,7 +19,8 @@ class Span:
 
     `agent`: the agent whose span it is, empty for all others. `tool_call_id`: of the request that a tool span answers,
     empty where its instrumentation does not say. `started_ns`, `ended_ns`: unix time by the clock of whoever sent it.
-    `http_status`: of the response, 0 where there is none. `error_message`: what is said of a failure.
+    `http_status`: of the response, 0 where there is none. `error_message`: what is said of a failure. `is_call`: of a
+    model call, of whichever rollout.
     """
 
     trace_id: str
@@ -35,6 +37,7 @@ class Span:
     error_type: str
     http_status: int
     error_message: str = ""
+    is_call: bool = False
 
     @property
     def failed(self) -> bool:
@@ -42,8 +45,13 @@ class Span:
         return self.status_code == "Error" or self.error_type != ""
 
 
+def shared_traces(spans: Iterable[Span], own_calls: AbstractSet[str]) -> frozenset[str]:
+    """Ids of the traces that hold calls of other attempts too. `own_calls`: span ids of the attempt's."""
+    return frozenset(span.trace_id for span in spans if span.is_call and span.span_id not in own_calls)
+
+
 class SpanTree:
-    """All spans of one attempt. `root_span_id`: the launcher's span, empty where nobody launched the agent."""
+    """All spans of an attempt's traces. `root_span_id`: the launcher's span, empty where nobody launched the agent."""
 
     def __init__(self, spans: Iterable[Span], root_span_id: str) -> None:
         self.spans = {span.span_id: span for span in spans}
@@ -64,6 +72,13 @@ class SpanTree:
         if self.root_span_id and span_id != self.root_span_id:
             above.append(self.root_span_id)
         return above
+
+    def leads_to_root(self, span_id: str) -> bool:
+        """Whether parents lead from there to the rollout's root, which stands above it in any case."""
+        above = [span_id, *self.ancestors(span_id)]
+        return self.root_span_id != "" and any(
+            span is not None and span.parent_span_id == self.root_span_id for span in map(self.spans.get, above)
+        )
 
     def agent_span(self, span_id: str) -> str:
         """Id of the nearest agent's span at or above `span_id`; empty where there is none."""

@@ -18,7 +18,7 @@ from trainer.columns import FORMAT, SETTINGS, Columns, blocks_of
 from trainer.portions import MOST_CHARACTERS, Portions, chunks
 from trainer.records import SampleRecord, StepRecord
 from trainer.reward_sets import Given, RewardSet
-from trainer.samples import Rollout
+from trainer.rollout import Rollout
 from trainer.since import Since
 from trainer.spans import Span
 from trainer.stored_rows import are_alike, calls_in, spans_in
@@ -29,6 +29,22 @@ for noisy in ("urllib3.connectionpool", "clickhouse_connect"):
     logging.getLogger(noisy).setLevel(logging.ERROR)
 
 SQL = Path(__file__).parent / "sql"
+
+
+@dataclass(frozen=True)
+class Sought:
+    """Which attempts a job may learn from: those of `policy` since `since`, of which nothing was seen since
+    `quiet_before_ns` (until then they settle).
+
+    `penalized`: statuses whose attempts need no reward where others of their task have one. `counted`: names of the
+    evaluations that are rewards; None for all.
+    """
+
+    policy: str
+    since: Since
+    quiet_before_ns: int
+    penalized: frozenset[str] = frozenset()
+    counted: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,35 +96,29 @@ class Store:
         """Give the connections back."""
         self._client.close()
 
-    def backlog(self, policy: str, since: Since, quiet_before_ns: int, penalized: Iterable[str] = ()) -> Backlog:
-        """What there is to learn from, without reading any of it. What was seen since `quiet_before_ns` settles.
-
-        `penalized`: statuses whose attempts need no reward where others of their task have one.
-        """
-        (row,) = self._of_attempts("backlog", policy, since, quiet_before_ns, penalized)
+    def backlog(self, sought: Sought) -> Backlog:
+        """What there is to learn from, without reading any of it."""
+        (row,) = self._of_attempts("backlog", sought)
         return Backlog(**row)
 
-    def untrained(
-        self, policy: str, since: Since, quiet_before_ns: int, penalized: Iterable[str] = ()
-    ) -> list[Rollout]:
+    def untrained(self, sought: Sought) -> list[Rollout]:
         """Attempts that are over, settled and rewarded or penalized, oldest first, still without calls and rewards.
 
-        Each has a call of `policy`, or none at all where others of its group have one.
+        Each has a call of the policy, or none at all where others of its group have one.
         """
-        rows = self._of_attempts("untrained", policy, since, quiet_before_ns, penalized)
-        return [Rollout(**row) for row in rows]
+        return [Rollout(**row) for row in self._of_attempts("untrained", sought)]
 
-    def _of_attempts(
-        self, name: str, policy: str, since: Since, quiet_before_ns: int, penalized: Iterable[str]
-    ) -> list[dict[str, Any]]:
+    def _of_attempts(self, name: str, sought: Sought) -> list[dict[str, Any]]:
         return self._rows(
             "attempts",
             name,
-            policy=policy,
-            since_ns=since.from_ns,
-            again=int(not since.untrained_only),
-            quiet_before_ns=quiet_before_ns,
-            penalized=sorted(penalized),
+            policy=sought.policy,
+            since_ns=sought.since.from_ns,
+            again=int(not sought.since.untrained_only),
+            quiet_before_ns=sought.quiet_before_ns,
+            penalized=sorted(sought.penalized),
+            every=int(sought.counted is None),
+            counted=sorted(sought.counted or ()),
         )
 
     def rollouts(self, since: Since, rollout_ids: Sequence[str] = (), task_ids: Sequence[str] = ()) -> list[Rollout]:

@@ -18,7 +18,7 @@ from toy_rollouts import SYSTEM, bytes_per_rollout, chat, play
 from sidecar.messages import input_messages
 from sidecar.server import serve
 from tracegrad.settings import Settings
-from trainer.samples import Rollout
+from trainer.rollout import Rollout
 from trainer.store import Store
 
 Json = dict[str, Any]

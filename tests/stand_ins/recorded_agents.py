@@ -43,9 +43,9 @@ class _Batch:
         spans = self.traces.resource_spans.add(resource=_resource(service)).scope_spans.add().spans
         spans.append(span)
 
-    def add_reward(self, root: otlp.SpanContext, rollout_id: str, reward: float) -> None:
+    def add_reward(self, root: otlp.SpanContext, rollout_id: str, reward: float, name: str = "answer") -> None:
         values = {
-            names.EVALUATION_NAME: "answer",
+            names.EVALUATION_NAME: name,
             names.EVALUATION_SCORE: float(reward),
             names.ROLLOUT_ID: rollout_id,
             names.ROLLOUT_ATTEMPT: 0,
@@ -131,6 +131,17 @@ class RecordedAgents:
             with self.together():
                 return self.pair(task, **values)
         return [self.run(task, 1.0, **values), self.run(task, 0.0, **values)]
+
+    def judge(self, rollout_id: str, name: str, score: float) -> None:
+        """One more evaluation of a run that the store has, visible to SQL when this returns."""
+        batch = _Batch()
+        batch.add_reward(self.runs[rollout_id][0], rollout_id, score, name)
+        self._post("/v1/logs", batch.logs.SerializeToString())
+        query = "SELECT score FROM rewards WHERE rollout_id = {id:String} AND name = {name:String}"
+        deadline = time.monotonic() + 30
+        while not self.sql(query, id=rollout_id, name=name):
+            assert time.monotonic() < deadline, f"no {name} in the store"
+            time.sleep(0.02)
 
     def late_call(self, rollout_id: str, index: int) -> None:
         """One more call of a run, whose span comes only now."""

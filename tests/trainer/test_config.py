@@ -64,6 +64,32 @@ def test_names_of_what_is_to_come_are_accepted(file: Path) -> None:
             "bad setting credit.scheme 'hierarchic': choose one of identical, discounted, step, hierarchical, or name "
             "a function of your own as package.module:function",
         ),
+        (
+            "kl_coef",
+            "lam = 0.5\nkl_coef",
+            "algorithm.lam = 0.5 has no effect with algorithm.name = 'grpo', only with ppo: leave it out",
+        ),
+        (
+            "kl_coef",
+            'name = "reinforce_plus_plus"\nsingleton = "batch"\nkl_coef',
+            "algorithm.singleton = 'batch' has no effect with algorithm.name = 'reinforce_plus_plus', only with grpo, "
+            "dr_grpo, rloo, reinforce_plus_plus_baseline, gigpo: leave it out",
+        ),
+        (
+            'settle = "500ms"',
+            "min_group = 1",
+            "bad setting data.min_group in FILE: Input should be greater than or equal to 2",
+        ),
+        (
+            'settle = "500ms"',
+            "penalty = -inf",
+            "bad setting data.penalty in FILE: Input should be a finite number",
+        ),
+        (
+            "[engine]",
+            "[reward_set.mine]\nanswer = nan\n[engine]",
+            "bad setting reward_set.mine.answer in FILE: Input should be a finite number",
+        ),
         ('settle = "500ms"', 'settle = "soon"', "bad setting data.settle 'soon': give a duration like 500ms, 2s or 1m"),
     ],
 )

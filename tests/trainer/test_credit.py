@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tree_spans import span
 
 from tracegrad.errors import SettingsError, TracegradError
 from trainer.credit import SCHEMES, Execution, scheme_named
@@ -16,25 +17,6 @@ from trainer.tool_requests import tool_requests
 from trainer.transitions import Call, transitions_of
 
 MakeCall = Callable[..., Call]
-
-
-def span(span_id: str, parent: str = "", start: int = 0, **changes: Any) -> Span:
-    values: dict[str, Any] = {
-        "trace_id": "t",
-        "span_id": span_id,
-        "parent_span_id": parent,
-        "name": span_id,
-        "agent": "",
-        "is_tool": False,
-        "tool_name": "",
-        "tool_call_id": "",
-        "started_ns": start,
-        "ended_ns": start + 1,
-        "status_code": "Unset",
-        "error_type": "",
-        "http_status": 0,
-    }
-    return Span(**values | changes)
 
 
 def execution(

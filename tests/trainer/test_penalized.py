@@ -1,6 +1,5 @@
 """Who failed and was given no reward: the penalty is its reward, beside others of its task that were graded."""
 
-
 import pytest
 from recorded_agents import RecordedAgents
 from training_world import World, changed
@@ -87,3 +86,27 @@ def test_a_lost_rollout_can_be_penalized(world: World) -> None:
     assert {name: row["advantage"] for name, row in rows.items()} == {
         name: pytest.approx(foretold[name][0], rel=1e-6) for name in (good, lost)
     }
+
+
+def test_a_reward_set_waits_for_rewards_of_its_own(world: World) -> None:
+    """What has other rewards only is neither trained on nor consumed: its reward may still come."""
+    data = world.config.model_dump()
+    data["data"]["reward_set"] = "mine"
+    data["reward_set"] = {"mine": {"judge.*": 2.0}}
+    config = TrainConfig.model_validate(data)
+    with world.agents.together():
+        good, bad = world.agents.pair("one")
+        other = world.agents.run("one", 0.0)
+    with pytest.raises(NothingToTrainError, match=r"data.reward_set = 'mine' takes no evaluation of the store.*answer"):
+        world.train(config)
+    world.agents.judge(good, "judge.style", 1.0)
+    world.agents.judge(bad, "judge.style", 0.0)
+    assert listed(world.agents, config)[other] == (None, "no_reward")
+    world.train(config)
+    assert {row["rollout_id"]: row["reward"] for row in world.samples()} == {good: 2.0, bad: 0.0}
+    world.agents.judge(other, "judge.style", 1.0)
+    with world.agents.together():
+        later = world.agents.run("one", 0.0)
+    world.agents.judge(later, "judge.style", 0.0)
+    world.train(config)
+    assert other in {row["rollout_id"] for row in world.samples()}

@@ -18,7 +18,8 @@ from trainer.failures import FailurePolicy
 from trainer.gate import Gate
 from trainer.merging import rows_of
 from trainer.reward_sets import Given, RewardSet
-from trainer.samples import Rollout, Sample, Samples, samples_of
+from trainer.rollout import Rollout
+from trainer.samples import Sample, Samples, samples_of
 from trainer.transitions import Call
 
 GATE = Gate(max_prompt_tokens=100, max_response_tokens=100, max_staleness=1, lineage=[0, 1, 2])

@@ -1,4 +1,5 @@
--- What became of every attempt that may be learned from (held-out ones are left out). `state` is one of: `trained`;
+-- What became of every attempt that may be learned from (held-out ones are left out). Of its rewards those of the names
+-- `counted` count, or all where `every`. `state` is one of: `trained`;
 -- `running`; `unrewarded`; `uncalled` (no call of the policy); `settling` (quiet for too short a time, so that a span
 -- may still be on its way); `ready`; `alongside` (it counts beside others of its task: it died before its first call, or it
 -- ended in one of the `penalized` ways and was given no reward but the penalty).
@@ -7,6 +8,14 @@ WITH
     consumed AS (
         SELECT rollout_id, attempt FROM train_samples
         WHERE step_id IN (SELECT step_id FROM train_steps WHERE policy = {policy:String})
+    ),
+    judged AS (
+        SELECT
+            * EXCEPT reward,
+            if({every:UInt8} OR (rollout_id, attempt) IN (
+                SELECT rollout_id, attempt FROM rewards WHERE NOT {every:UInt8} AND has({counted:Array(String)}, name)
+            ), reward, NULL) AS reward
+        FROM rollout_outcomes
     ),
     candidates AS (
         SELECT
@@ -17,7 +26,7 @@ WITH
             status IN ('succeeded', 'failed', 'timeout') OR penalized AS finished,
             finished AND n_calls = 0 AND task_id != '' AS died,
             toUnixTimestamp64Nano(last_seen_at) < {quiet_before_ns:Int64} AS quiet
-        FROM rollout_outcomes
+        FROM judged
         WHERE split != 'eval' AND toUnixTimestamp64Nano(started_at) >= {since_ns:Int64}
     ),
     attempts AS (
