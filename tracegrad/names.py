@@ -46,7 +46,7 @@ PROMPT_LENGTH = "tracegrad.prompt.length"  # how many ids the whole prompt has
 PROMPT_CRC32 = "tracegrad.prompt.crc32"  # of the whole prompt as compact JSON: what is put together must have it
 
 # A span of another system that `tracegrad import` brought.
-IMPORT_PREFIX = "tracegrad.import."
+IMPORT_PREFIX = "tracegrad.import."  # trace_id, span_id: those that it had
 IMPORT_SOURCE = "tracegrad.import.source"  # otlp | openinference | langfuse
 IMPORT_SERVICE = "tracegrad.import.service"  # the service and the scope that it had
 IMPORT_SCOPE = "tracegrad.import.scope"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tracegrad.importing.foreign import span_id_of, trace_id_of
 from trainer.chat_messages import chat_messages
 
 TRACES = Path(__file__).parents[3] / "shared" / "fixtures" / "agent_traces"
@@ -23,6 +24,8 @@ NO_TRACE = TRACES / "openinference" / "vercel__v6-spans__capture-results.json"
 """A summary beside the captured spans: it holds no span."""
 OTHERS = [*sorted(TRACES.glob("openinference/*.json")), *sorted(TRACES.glob("otlp_json/*.json"))]
 ALL = [*LANGFUSE, *(file for file in OTHERS if file != NO_TRACE)]
+WORKFLOW = "fee618f96dc31e0ca38b2f7b26eb8b29"
+"""Of these a trace with an agent, a tool and scores."""
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -50,6 +53,11 @@ def imported(run: Run) -> Iterator[dict[str, Any]]:
 
 def rows(collector: Any, query: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in collector.sql(query + " FORMAT JSONEachRow").splitlines()]
+
+
+def imported_span(span_id: str, trace_id: str) -> str:
+    """The id that a span has in the store."""
+    return span_id_of(span_id, trace_id).hex()
 
 
 def calls(collector: Any, where: str = "1") -> list[dict[str, Any]]:
@@ -118,13 +126,13 @@ def test_importing_again_doubles_nothing(imported: dict[str, Any], run: Run, col
 
 
 def test_agents_tools_and_scores(imported: dict[str, Any], collector: Any) -> None:
-    trace = "fee618f96dc31e0ca38b2f7b26eb8b29"
+    trace, other = (trace_id_of(one).hex() for one in (WORKFLOW, "e1fde3efec57ce8a69bafd3fb928a7eb"))
     assert {call["agent"] for call in calls(collector, f"trace_id = '{trace}'")} == {"Hello world"}
     tools = rows(
         collector,
         "SELECT DISTINCT SpanName, SpanAttributes['gen_ai.tool.name'] AS tool,"
         " SpanAttributes['gen_ai.tool.call.id'] AS call"
-        f" FROM otel_traces WHERE TraceId IN ('{trace}', 'e1fde3efec57ce8a69bafd3fb928a7eb')"
+        f" FROM otel_traces WHERE TraceId IN ('{trace}', '{other}')"
         " AND SpanAttributes['gen_ai.operation.name'] = 'execute_tool' ORDER BY SpanName",
     )
     assert tools == [
@@ -132,26 +140,39 @@ def test_agents_tools_and_scores(imported: dict[str, Any], collector: Any) -> No
         {"SpanName": "get_weather", "tool": "get_weather", "call": ""},
     ]
     scores = rows(collector, f"SELECT span_id, name, score, at FROM rewards WHERE rollout_id = '{trace}' ORDER BY name")
+    judged = imported_span("e5a76f27f51ad40e", WORKFLOW)
     assert scores == [
-        {"span_id": "e5a76f27f51ad40e", "name": "hallucination", "score": 0, "at": "2025-09-30 09:04:28.687000000"},
-        {"span_id": "e5a76f27f51ad40e", "name": "toxicity", "score": 0.8, "at": "2025-09-30 09:04:30.125000000"},
+        {"span_id": judged, "name": "hallucination", "score": 0, "at": "2025-09-30 09:04:28.687000000"},
+        {"span_id": judged, "name": "toxicity", "score": 0.8, "at": "2025-09-30 09:04:30.125000000"},
     ]
 
 
 def test_the_tree_of_an_imported_rollout(imported: dict[str, Any], collector: Any) -> None:
+    rollout = trace_id_of(WORKFLOW).hex()
     tree = rows(
         collector,
         "SELECT span_id, parent_span_id, agent, is_tool, tool_name, is_call FROM rollout_tree"
-        " WHERE rollout_id = 'fee618f96dc31e0ca38b2f7b26eb8b29' ORDER BY started_at, span_id",
+        f" WHERE rollout_id = '{rollout}' ORDER BY started_at, span_id",
+    )
+    workflow, agent, asking, ran, answering = (
+        imported_span(one, WORKFLOW)
+        for one in ("e5a76f27f51ad40e", "d950b668796240b5", "98870087af69bf06", "5b99c3e3411ed17b", "90d94774e8e3724d")
     )
     assert {row.pop("span_id"): list(row.values()) for row in tree} == {
-        "e5a76f27f51ad40e": ["", "Agent workflow", False, "", False],
-        "d950b668796240b5": ["e5a76f27f51ad40e", "Hello world", False, "", False],
-        "98870087af69bf06": ["d950b668796240b5", "", False, "", True],
-        "5b99c3e3411ed17b": ["d950b668796240b5", "", True, "get_weather", False],
-        "90d94774e8e3724d": ["d950b668796240b5", "", False, "", True],
+        workflow: ["", "Agent workflow", False, "", False],
+        agent: [workflow, "Hello world", False, "", False],
+        asking: [agent, "", False, "", True],
+        ran: [agent, "", True, "get_weather", False],
+        answering: [agent, "", False, "", True],
     }
-    asked = rows(collector, "SELECT tool_call_ids FROM llm_calls WHERE span_id = '98870087af69bf06'")
+    had = rows(
+        collector,
+        "SELECT DISTINCT SpanAttributes['tracegrad.import.trace_id'] AS trace,"
+        " SpanAttributes['tracegrad.import.span_id'] AS span"
+        f" FROM otel_traces WHERE TraceId = '{rollout}' AND SpanId = '{ran}'",
+    )
+    assert had == [{"trace": WORKFLOW, "span": "5b99c3e3411ed17b"}]
+    asked = rows(collector, f"SELECT tool_call_ids FROM llm_calls WHERE span_id = '{asking}'")
     assert asked == [{"tool_call_ids": ["call_Kud0j0DxWSmLzv9W5m6qVqXn"]}]
 
 
@@ -192,11 +213,12 @@ INSTRUCTED = {"90d94774e8e3724d", "98870087af69bf06"}
 def test_langfuse_calls_say_what_langfuse_shows(file: Path, imported: dict[str, Any], collector: Any) -> None:
     expected = json.loads(file.with_name(file.name.replace(".trace.", ".chatml.")).read_text())
     shown = {call["span_id"]: call for call in calls(collector)}
-    generations = [one["id"] for one in json.loads(file.read_text())["observations"] if one["type"] == "GENERATION"]
+    observations = json.loads(file.read_text())["observations"]
+    generations = [(one["id"], one["traceId"]) for one in observations if one["type"] == "GENERATION"]
     assert generations
-    for span_id in generations:
+    for span_id, trace_id in generations:
         for side in ("input", "output"):
-            told = chat_messages(json.loads(shown[span_id][f"{side}_messages"]))
+            told = chat_messages(json.loads(shown[imported_span(span_id, trace_id)][f"{side}_messages"]))
             if span_id in INSTRUCTED and side == "input":
                 assert told.pop(0) == {"role": "system", "content": "You are a helpful agent."}
             if (span_id, side) in EXCEPTIONS:

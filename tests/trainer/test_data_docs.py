@@ -28,7 +28,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_there_are_commands() -> None:
-    assert len(COMMANDS) >= 7
+    assert len(COMMANDS) >= 8
 
 
 @pytest.mark.parametrize("command", COMMANDS)

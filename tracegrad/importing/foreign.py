@@ -1,7 +1,12 @@
-"""What converters make of a foreign trace: spans and scores, whose ids are the same whenever it is imported again."""
+"""What converters make of a foreign trace: spans and scores.
+
+Invariant: their ids are derived from those that they had. They are the same whenever a trace is imported again, and
+never those of a span of our own, also where what is imported is a copy of it: nothing imported is about our spans.
+"""
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +14,7 @@ from typing import Any
 Json = dict[str, Any]
 Message = dict[str, Any]
 """A message in the shape of OpenTelemetry's GenAI conventions: `role`, `parts`, of an answer `finish_reason` too."""
-SOURCES = ("otlp", "openinference", "langfuse")
+_HEX = re.compile("[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class ForeignTool:
 class ForeignSpan:
     """One span. `parent_span_id` is empty for the root of a trace; `error` is None where it went well.
 
-    `attributes`: as they were, flat. `told_ids`: the ids that the trace had, where they are no ids of OpenTelemetry.
+    `attributes`: as they were, flat. `told_ids`: `trace_id` and `span_id` as the trace had them, where it had any.
     """
 
     trace_id: bytes
@@ -81,23 +86,13 @@ class NotThisFormatError(ValueError):
 
 
 def trace_id_of(told: str) -> bytes:
-    """16 bytes: the id itself where it is 32 hex digits, else derived from it."""
-    return _hex(told, 16) or _derived(16, "trace", told)
+    """16 bytes, derived from the id that the trace had."""
+    return _derived(16, "trace", _spelled(told))
 
 
 def span_id_of(told: str, trace_told: str) -> bytes:
-    """8 bytes: the id itself where it is 16 hex digits, else derived from it and its trace's."""
-    return _hex(told, 8) or _derived(8, "span", trace_told, told)
-
-
-def told_ids(trace: str, span: str) -> dict[str, str]:
-    """Those of the two that had to be replaced."""
-    told = {}
-    if _hex(trace, 16) is None:
-        told["trace_id"] = trace
-    if _hex(span, 8) is None:
-        told["span_id"] = span
-    return told
+    """8 bytes, derived from the id that the span had and from its trace's."""
+    return _derived(8, "span", _spelled(trace_told), _spelled(told))
 
 
 def content_id(value: Any) -> str:
@@ -105,11 +100,9 @@ def content_id(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _hex(told: str, length: int) -> bytes | None:
-    if len(told) != 2 * length or not all(digit in "0123456789abcdefABCDEF" for digit in told):
-        return None
-    found = bytes.fromhex(told)
-    return found if any(found) else None
+def _spelled(told: str) -> str:
+    """Hex digits in one spelling: some write those of OpenTelemetry's ids in capitals."""
+    return told.lower() if len(told) in (16, 32) and _HEX.fullmatch(told) else told
 
 
 def _derived(length: int, *parts: str) -> bytes:

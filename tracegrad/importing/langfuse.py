@@ -18,7 +18,6 @@ from tracegrad.importing.foreign import (
     Json,
     NotThisFormatError,
     span_id_of,
-    told_ids,
     trace_id_of,
 )
 from tracegrad.importing.json_text import json_text, mapping, parsed, text, whole
@@ -117,7 +116,7 @@ def _span(one: Mapping[str, Any], trace_id: str, trace_metadata: Mapping[str, An
         tool=_tool(one, attributes, name),
         service=text(resource.get("service.name")) or "",
         scope=text(scope.get("name")) or "",
-        told_ids=told_ids(trace_id, own),
+        told_ids={"trace_id": trace_id, "span_id": own},
     )
 
 
@@ -188,7 +187,7 @@ def _bare(trace: Mapping[str, Any], trace_id: str) -> ForeignSpan:
         start_ns=start,
         end_ns=start,
         attributes=told,
-        told_ids={key: one for key, one in told_ids(trace_id, "").items() if key == "trace_id"},
+        told_ids={"trace_id": trace_id},
     )
 
 

@@ -15,7 +15,6 @@ from tracegrad.importing.foreign import (
     NotThisFormatError,
     content_id,
     span_id_of,
-    told_ids,
     trace_id_of,
 )
 from tracegrad.importing.json_text import mapping, text
@@ -52,7 +51,8 @@ def openinference_spans(value: Any, file_ns: int) -> Iterator[ForeignSpan]:
 def _span(span: Json, file_ns: int) -> ForeignSpan:
     attributes = _attributes(span)
     trace, own = _ids(span)
-    if not trace or not own:
+    is_named = bool(trace and own)
+    if not is_named:
         trace = own = content_id(span)
     parent = _parent(span)
     name = text(span.get("name")) or _name(attributes)
@@ -76,7 +76,7 @@ def _span(span: Json, file_ns: int) -> ForeignSpan:
         tool=tool_of(attributes, name),
         service=text(mapping(mapping(span.get("resource")).get("attributes")).get("service.name")) or "",
         scope=text(mapping(span.get("instrumentationScope", span.get("instrumentationLibrary"))).get("name")) or "",
-        told_ids=told_ids(trace, own) if _ids(span)[1] else {},
+        told_ids={"trace_id": trace, "span_id": own} if is_named else {},
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tracegrad.importing.call_attributes import call_of, tool_of
-from tracegrad.importing.foreign import ForeignSpan, NotThisFormatError, span_id_of, told_ids, trace_id_of
+from tracegrad.importing.foreign import ForeignSpan, NotThisFormatError, span_id_of, trace_id_of
 from tracegrad.importing.json_text import json_text, mapping, text, whole
 
 _CAPITAL = re.compile("([A-Z])")
@@ -65,7 +65,7 @@ def _span(span: Mapping[str, Any], where: str, service: str, scope: str) -> Fore
         tool=tool_of(attributes, name),
         service=service,
         scope=scope,
-        told_ids=told_ids(trace, own),
+        told_ids={"trace_id": trace, "span_id": own},
     )
 
 

@@ -84,6 +84,6 @@ def _format_of(value: Any) -> str | None:
 def _refuse_own(found: ForeignSpan | ForeignScore, place: Place) -> None:
     if isinstance(found, ForeignSpan) and (name := own_attribute(found)) is not None:
         raise place.error(
-            f"span {found.span_id.hex()} is our own, as it has {name}: import is for the traces of others; send such "
-            "an export to the collector's OTLP port as it is"
+            f"span {found.told_ids.get('span_id', found.name)} is our own, as it has {name}: import is for the traces "
+            "of others; send such an export to the collector's OTLP port as it is"
         )

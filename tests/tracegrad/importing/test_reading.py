@@ -10,7 +10,7 @@ import pytest
 
 from tracegrad.errors import InputError
 from tracegrad.importing import json_values, reading, sending
-from tracegrad.importing.foreign import ForeignSpan, Found
+from tracegrad.importing.foreign import ForeignSpan, Found, span_id_of
 from tracegrad.importing.records import Naming, span_record
 from tracegrad.importing.times import time_ns
 
@@ -124,7 +124,21 @@ def test_ids_in_hex_and_in_base64_are_the_same(write: Write) -> None:
     coded = {name: base64.b64encode(bytes.fromhex(one)).decode() for name, one in told.items()}
     (a,), (b,) = spans_in(write(otlp(**told))), spans_in(write(otlp(**coded)))
     assert a == b
-    assert (a.trace_id.hex(), a.span_id.hex(), a.parent_span_id.hex()) == (TRACE, SPAN, PARENT)
+    assert a.told_ids == {"trace_id": TRACE, "span_id": SPAN}
+
+
+def test_ids_are_never_those_that_a_span_of_our_own_could_have(write: Write) -> None:
+    (a,) = spans_in(write(otlp(traceId=TRACE, spanId=SPAN, parentSpanId=PARENT)))
+    (again,) = spans_in(write(otlp(traceId=TRACE.upper(), spanId=SPAN.upper(), parentSpanId=PARENT)))
+    (below,) = spans_in(write(otlp(traceId=TRACE, spanId="00f067aa0ba902b9", parentSpanId=SPAN)))
+    (elsewhere,) = spans_in(write(otlp(traceId="1" + TRACE[1:], spanId=SPAN, parentSpanId=PARENT)))
+    assert not {TRACE, SPAN, PARENT} & {one.hex() for one in (a.trace_id, a.span_id, a.parent_span_id)}
+    assert (again.trace_id, again.span_id) == (a.trace_id, a.span_id)
+    assert below.parent_span_id == a.span_id
+    assert elsewhere.span_id != a.span_id
+    record = {one.key: one.value.string_value for one in span_record(a, Naming("otlp")).attributes}
+    assert (record["tracegrad.import.trace_id"], record["tracegrad.import.span_id"]) == (TRACE, SPAN)
+    assert record["tracegrad.rollout.id"] == a.trace_id.hex()
 
 
 def test_names_in_snake_case_are_known(write: Write) -> None:
@@ -194,7 +208,8 @@ def test_spans_of_the_python_sdk_and_of_phoenix(write: Write) -> None:
     }
     (b,) = spans_in(write([record]))
     for one in (a, b):
-        assert (one.trace_id.hex(), one.span_id.hex(), one.parent_span_id.hex()) == (TRACE, SPAN, PARENT)
+        assert one.told_ids == {"trace_id": TRACE, "span_id": SPAN}
+        assert one.parent_span_id == span_id_of(PARENT, TRACE)
         assert one.call is not None
         assert one.call.model == "m"
         assert one.call.input_messages == [{"role": "user", "parts": [{"type": "text", "content": "Hi"}]}]
