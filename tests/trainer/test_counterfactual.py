@@ -90,16 +90,32 @@ def test_a_reward_set_is_a_way_to_look_at_rewards(agents: RecordedAgents, config
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--credit", "hierarchic"], "choose one of identical, discounted, step, hierarchical"),
-        (["--advantage", "gae"], "choose one of grpo, dr_grpo"),
         (["--credit", "no_such_module:f"], "cannot be imported"),
         (["--advantage", "ppo"], "critic"),
         (["--diff", "no such step"], "no step 'no such step' in the store"),
-        (["--job", "no-such.toml"], "no training configuration at no-such.toml"),
     ],
 )
 def test_a_choice_that_is_none_is_one_clear_error(agents: RecordedAgents, arguments: list[str], said: str) -> None:
     agents.pair("one")
-    done = invoke(agents.collector, "--policy", agents.policy, *arguments)
+    done = invoke(agents.collector, *arguments)
     assert done.exit_code != 0
     assert said in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--credit", "hierarchic"], "choose one of identical, discounted, step, hierarchical"),
+        (["--advantage", "gae"], "choose one of grpo, dr_grpo"),
+        (["--since", "soon"], "bad since 'soon'"),
+        (["--job", "no-such.toml"], "does not exist"),
+        (["--diff", "last", "--task", "t", "--since", "1d"], "--task, --since would choose others"),
+        (["--diff", "last", "--policy", "p", "--no-advantage"], "--policy, --no-advantage would choose others"),
+    ],
+)
+def test_bad_usage_is_told_before_a_store_is_asked(arguments: list[str], said: str, free_port: Any) -> None:
+    done = CliRunner().invoke(
+        app, ["transitions", *arguments], env={"TRACEGRAD_CLICKHOUSE": f"http://127.0.0.1:{free_port()}"}
+    )
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.replace("│", " ").split())

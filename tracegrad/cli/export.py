@@ -12,7 +12,6 @@ from tracegrad.cli import training_data as options
 from tracegrad.cli.options import AsJson, ConfigFile
 from tracegrad.cli.progress import counting
 from tracegrad.delivered import wait_until_delivered
-from tracegrad.errors import SettingsError
 
 EXAMPLE = "Example: tracegrad export --format parquet --policy policy --out transitions.parquet"
 
@@ -57,16 +56,16 @@ def command(
     """
     chosen = settings.load(config)
     if messages and chosen_format != "jsonl":
-        raise SettingsError("--messages goes with --format jsonl")
+        raise typer.BadParameter("--messages goes with --format jsonl")
     if messages and since == "last":
-        raise SettingsError("--since last is about steps, and --messages is not: give a time, or an age like 7d")
+        raise typer.BadParameter("--since last is about steps, and --messages is not: give a time, or an age like 7d")
     from trainer.export import export_conversations, export_transitions
     from trainer.store import Store
 
     selection = options.Selection(
         rollout, task, agent, policy, since, job, credit, gamma, advantage, no_advantage, reward_set
     )
-    selection.job_config()
+    selection.check()
     asyncio.run(wait_until_delivered(chosen))
     store = Store(chosen.clickhouse)
     skipped = 0

@@ -23,7 +23,13 @@ SinceWhen = Annotated[
 ]
 JobFile = Annotated[
     Path | None,
-    typer.Option("--job", help="Judge as this job would: a train.toml.", metavar="TRAIN_TOML"),
+    typer.Option(
+        "--job",
+        help="Judge as this job would: a train.toml.",
+        metavar="TRAIN_TOML",
+        exists=True,
+        dir_okay=False,
+    ),
 ]
 Credit = Annotated[
     str | None,
@@ -70,6 +76,40 @@ class Selection:
     advantage: str | None = None
     no_advantage: bool = False
     reward_set: str | None = None
+
+    def check(self) -> None:
+        """All that can be told without the store.
+
+        Raises BadParameter for words that say nothing, SettingsError for a job's file or a function of the user's own.
+        """
+        from tracegrad.errors import SettingsError
+        from trainer.advantage import estimator_named
+        from trainer.config import check_estimator, check_scheme
+        from trainer.credit import scheme_named
+        from trainer.since import parse_since
+
+        self.job_config()
+        try:
+            if self.since is not None:
+                parse_since(self.since, time.time_ns())
+            scheme = check_scheme(self.credit, "--credit") if self.credit is not None else None
+            estimator = check_estimator(self.advantage, "--advantage") if self.advantage is not None else None
+        except SettingsError as error:
+            raise typer.BadParameter(str(error)) from error
+        if scheme is not None:
+            scheme_named(scheme)
+        if estimator is not None:
+            estimator_named(estimator)
+
+    def not_of_a_step(self) -> list[str]:
+        """Those options that were given and say nothing of a step's own transitions."""
+        given = {
+            "--task": self.task is not None,
+            "--policy": self.policy is not None,
+            "--since": self.since is not None,
+            "--no-advantage": self.no_advantage,
+        }
+        return [option for option, is_given in given.items() if is_given]
 
     def job_config(self) -> "TrainConfig | None":
         """The job's `train.toml`. Raises SettingsError."""

@@ -56,7 +56,12 @@ def command(
     selection = options.Selection(
         rollout, task, agent, policy, since, job, credit, gamma, advantage, no_advantage, reward_set
     )
-    selection.job_config()
+    selection.check()
+    if diff is not None and (others := selection.not_of_a_step()):
+        raise typer.BadParameter(
+            f"--diff is about the transitions of one step, and {', '.join(others)} would choose others: of a step's, "
+            "choose with --rollout and --agent"
+        )
     asyncio.run(wait_until_delivered(chosen))
     store = Store(chosen.clickhouse)
     try:
