@@ -1,12 +1,15 @@
 """The gate's report as a page for people."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, islice
 
 from trainer.gate_report import FailedCall, GateReport
 
+ROWS_PER_REASON = 10
+
 
 def as_markdown(report: GateReport) -> str:
-    """The whole report."""
+    """The report; of calls that fail, at most ROWS_PER_REASON of each reason."""
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -28,11 +31,18 @@ def _lines(report: GateReport) -> Iterator[str]:
         ("type", "action", "count"),
         [(error, action, str(n)) for error, actions in report.failures.items() for action, n in actions.items()],
     )
+    shown = [
+        call
+        for _, of_reason in groupby(report.failing, key=lambda call: call.reason)
+        for call in islice(of_reason, ROWS_PER_REASON)
+    ]
     yield from _section(
-        "The worst calls of each reason",
+        "Which calls fail",
         ("reason", "rollout", "span", "agent", "version", "versions behind", "prompt", "response", "log-prob gap"),
-        [_of_call(call) for call in report.worst],
+        [_of_call(call) for call in shown],
     )
+    if len(shown) < len(report.failing):
+        yield f"\nThese are the furthest off of each reason; all {len(report.failing)} are in the file for programs."
     yield from _counts("Rows", ("", ""), {name: f"{value:.4g}" for name, value in report.merge.items()})
 
 

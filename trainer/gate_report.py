@@ -21,7 +21,6 @@ from trainer.samples import Sample
 
 GROUP_REASONS = frozenset({"singleton_group", "no_signal"})
 FAILURE_PREFIX = "failed_"
-ROWS_PER_REASON = 10
 SPANS_TOLD = 3
 
 ADVICE = {
@@ -65,7 +64,8 @@ class GateReport(BaseModel):
     `looked_at`: its calls, without those that the failure policy left out. `reasons`: of those that fail, how many.
     `other_drops`: why calls that pass are not trained on. `failures`: by error type, how often which action was taken,
     over rollouts and calls. `recomputed`: calls whose log-probs were computed again; None where that was left out.
-    `worst`: of each reason, the calls that are furthest off. `merge`: metrics of the rows that were made.
+    `failing`: every call that fails, by reason, those that are furthest off first. `merge`: metrics of the rows that
+    were made.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -86,7 +86,7 @@ class GateReport(BaseModel):
     logprob_tolerance: float
     logprob_max_diff: float | None
     logprob_mean_diff: float | None
-    worst: tuple[FailedCall, ...]
+    failing: tuple[FailedCall, ...]
     merge: dict[str, float]
 
     @classmethod
@@ -127,7 +127,7 @@ class GateReport(BaseModel):
             logprob_tolerance=config.gate.logprob_tolerance,
             logprob_max_diff=compared.max_diff if compared is not None else None,
             logprob_mean_diff=compared.mean_diff if compared is not None else None,
-            worst=_worst(plan.samples.all, gate, compared),
+            failing=_failing(plan.samples.all, gate, compared),
             merge=dict(merge or {}),
         )
 
@@ -156,7 +156,7 @@ class GateReport(BaseModel):
         most = max(self.reasons, key=lambda reason: self.reasons[reason])
         if self.failed_share <= self.max_failed_share:
             most = LOGPROB_MISMATCH
-        spans = [call.span_id for call in sorted(self.worst, key=lambda call: call.reason != most)][:SPANS_TOLD]
+        spans = [call.span_id for call in sorted(self.failing, key=lambda call: call.reason != most)][:SPANS_TOLD]
         counts = ", ".join(f"{name} {count}" for name, count in sorted(self.reasons.items(), key=lambda one: -one[1]))
         gap = f" (log-probs differ by up to {self.logprob_max_diff:.3g})" if self.mismatched else ""
         report = f"; all of it is in {told_in}" if told_in is not None else ""
@@ -175,17 +175,10 @@ def is_gate_reason(reason: str) -> bool:
     return reason != "" and reason not in GROUP_REASONS and not reason.startswith(FAILURE_PREFIX)
 
 
-def _worst(samples: Sequence[Sample], gate: Gate, compared: Agreement | None) -> tuple[FailedCall, ...]:
-    """At most ROWS_PER_REASON of each reason, those with the largest numbers first."""
-    by_reason: dict[str, list[FailedCall]] = defaultdict(list)
-    for sample in samples:
-        if is_gate_reason(sample.drop_reason):
-            by_reason[sample.drop_reason].append(_failed(sample, gate, compared))
-    return tuple(
-        call
-        for reason in sorted(by_reason)
-        for call in sorted(by_reason[reason], key=_badness, reverse=True)[:ROWS_PER_REASON]
-    )
+def _failing(samples: Sequence[Sample], gate: Gate, compared: Agreement | None) -> tuple[FailedCall, ...]:
+    """By reason, of each those with the largest numbers first."""
+    found = [_failed(sample, gate, compared) for sample in samples if is_gate_reason(sample.drop_reason)]
+    return tuple(sorted(sorted(found, key=_badness, reverse=True), key=lambda call: call.reason))
 
 
 def _failed(sample: Sample, gate: Gate, compared: Agreement | None) -> FailedCall:

@@ -2,20 +2,27 @@
 
 import json
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pytest
 
 from trainer.gate import Gate, sampled_from_policy
 from trainer.transitions import Call
+from trainer.vocabulary import Vocabulary
 
-GATE = Gate(max_prompt_tokens=4, max_response_tokens=3, max_staleness=1, lineage=[0, 1, 5])
+GATE = Gate(
+    max_prompt_tokens=4,
+    max_response_tokens=3,
+    max_staleness=1,
+    lineage=[0, 1, 5],
+    vocabulary=Vocabulary(np.arange(20) != 10),
+    trained={"trained"},
+)
 
 
 @pytest.fixture
 def call(make_call: Callable[..., Call]) -> Callable[..., Call]:
-    return partial(make_call, "a", 1, policy_version=5)
+    return lambda **changes: make_call(**{"span_id": "a", "started_ns": 1, "policy_version": 5} | changes)
 
 
 def test_an_exact_call_passes(call: Callable[..., Call]) -> None:
@@ -39,6 +46,11 @@ def test_an_exact_call_passes(call: Callable[..., Call]) -> None:
         ({"prompt_token_ids": np.arange(5)}, "too_long"),
         ({"response_token_ids": np.arange(4), "logprobs": np.zeros(4, np.float32)}, "too_long"),
         ({"sampling": '{"temperature":0.7}'}, "off_distribution"),
+        ({"span_id": "trained"}, "trained_before"),
+        ({"span_id": "trained", "sampling": '{"temperature":0.7}'}, "off_distribution"),
+        ({"response_token_ids": np.array([7, 10])}, "undecodable"),
+        ({"prompt_token_ids": np.array([-1])}, "undecodable"),
+        ({"prompt_token_ids": np.array([10]), "policy_version": 0}, "undecodable"),
     ],
 )
 def test_a_dropped_call_has_a_reason(call: Callable[..., Call], changes: dict[str, object], reason: str) -> None:
