@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from recorded_agents import Collector, RecordedAgents
 from training_doubles import CountingLearner
@@ -164,6 +167,25 @@ def test_a_table_for_people(agents: RecordedAgents) -> None:
     assert header.split()[-1] == "USABLE"
     assert len(rows) == 4
     assert all(f"{agents.policy}@0" in row and row.endswith("yes") for row in rows)
+
+
+def test_the_table_keeps_no_tokens(agents: RecordedAgents, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents.pair("one")
+    line = listed(agents.collector, "--policy", agents.policy)[0]
+    kept: list[weakref.ref[Any]] = []
+    at_once: list[int] = []
+
+    def many(*_: Any) -> Iterator[dict[str, Any]]:
+        for _place in range(5):
+            tokens = np.arange(10)
+            kept.append(weakref.ref(tokens))
+            yield line | {"prompt_token_ids": tokens}
+            del tokens
+            at_once.append(sum(one() is not None for one in kept))
+
+    monkeypatch.setattr("trainer.listing.list_transitions", many)
+    assert len(command(agents.collector, "--policy", agents.policy).splitlines()) == 6
+    assert max(at_once) <= 1
 
 
 def test_it_needs_a_store_and_no_torch(free_port: Any) -> None:

@@ -72,7 +72,7 @@ def command(
         if as_json:
             _write(lines)
             return
-        for text in _table(list(lines)):
+        for text in _table(lines):
             typer.echo(text)
     finally:
         store.close()
@@ -126,7 +126,8 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:+.4f}"
 
 
-def _table(lines: Sequence[dict[str, Any]]) -> list[str]:
+def _table(lines: Iterable[dict[str, Any]]) -> list[str]:
+    """Each line becomes text as it comes: none of the token arrays is kept."""
     header = (
         "ROLLOUT",
         "TASK",
