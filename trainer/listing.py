@@ -165,8 +165,9 @@ def judge(
             continue
         for policy in policies:
             spans = [rollout.own_span_id, *(call.span_id for call in rollout.calls)]
-            steps = [recorded[policy, span].step_id for span in spans if (policy, span) in recorded]
-            batches[policy, max(steps, default="")].append(rollout)
+            consumed = [recorded[policy, span] for span in spans if (policy, span) in recorded]
+            newest = max(consumed, key=lambda one: (one.step_started_ns, one.step_id), default=None)
+            batches[policy, newest.step_id if newest is not None else ""].append(rollout)
         if not rollout.calls:
             died.append(rollout)
     for (policy, step), members in batches.items():

@@ -63,11 +63,12 @@ class Backlog:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the newest step that consumed a span did with it."""
+    """What the newest step that consumed a span did with it. `step_started_ns`: unix time."""
 
     step_id: str
     used: bool
     drop_reason: str
+    step_started_ns: int
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,9 @@ class Store:
     def recorded(self, rollouts: Sequence[Rollout]) -> dict[tuple[str, str], Recorded]:
         """By policy and span id, what steps did with the calls of these attempts."""
         return {
-            (row["policy"], row["span_id"]): Recorded(row["step_id"], bool(row["used"]), row["drop_reason"])
+            (row["policy"], row["span_id"]): Recorded(
+                row["step_id"], bool(row["used"]), row["drop_reason"], row["step_started_ns"]
+            )
             for rollout_ids in chunks((rollout.rollout_id for rollout in rollouts), MOST_CHARACTERS)
             for row in self._rows("recorded", rollout_ids=rollout_ids)
         }

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,17 @@ from typer.testing import CliRunner
 from tracegrad.cli import app
 from tracegrad.errors import SettingsError
 from trainer import listing, run
+from trainer.batch_choices import Choices
 from trainer.config import DataConfig, TrainConfig
-from trainer.listing import iso_time
+from trainer.listing import Wanted, iso_time, judge
 from trainer.portions import CHARACTERS
+from trainer.reward_sets import Given
+from trainer.rollout import Rollout
 from trainer.since import Since, parse_since
-from trainer.store import Store
+from trainer.store import Recorded, Store
+from trainer.transitions import Call
 
+MakeCall = Callable[..., Call]
 FIELDS = (
     "rollout_id attempt task_id agent trace_id span_id index prompt_token_ids response_token_ids logprobs reward "
     "credit advantage next_span_id next_prompt_token_ids terminal policy policy_version started_at used drop_reason"
@@ -113,6 +118,24 @@ def test_a_trained_transition_keeps_its_batch_and_verdict(agents: RecordedAgents
     assert [line["advantage"] for line in old] == [line["advantage"] for line in before]
     assert {line["drop_reason"] for line in before} == {None}
     assert {line["drop_reason"] for line in old} == {None, "unknown_version"}
+
+
+def test_of_two_steps_the_later_is_a_rollouts_batch_whatever_their_ids_are(make_call: MakeCall) -> None:
+    def rollout(name: str, reward: float, *calls: str) -> Rollout:
+        made = [make_call(span, at, rollout_id=name) for at, span in enumerate(calls)]
+        root = f"{name}.root"
+        given = [Given(root, "answer", reward)]
+        return Rollout(name, 0, "t", "ab" * 16, root, "succeeded", "", "train", reward, calls=made, given=given)
+
+    early, late = (Recorded(step, True, "", at) for step, at in (("ff", 1), ("00", 2)))
+    twice = rollout("twice", 1.0, "a", "b")
+    beside, before = rollout("beside", 0.0, "c"), rollout("before", 0.5, "d")
+    recorded = {("policy", span): step for span, step in (("a", early), ("b", late), ("c", late), ("d", early))}
+    found = judge(
+        [twice, beside, before], recorded, Wanted(Since(0, untrained_only=False), Choices(estimator="dr_grpo"))
+    )
+    assert [found["twice", 0]["policy", span].advantage for span in ("a", "b")] == [0.5, 0.5]
+    assert found["beside", 0]["policy", "c"].advantage == -0.5
 
 
 def test_many_tasks_are_asked_for_in_parts(agents: RecordedAgents, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ SELECT
     samples.span_id AS span_id,
     steps.policy AS policy,
     argMax(samples.step_id, steps.started_at) AS step_id,
+    toUnixTimestamp64Nano(max(steps.started_at)) AS step_started_ns,
     argMax(samples.used, steps.started_at) AS used,
     argMax(samples.drop_reason, steps.started_at) AS drop_reason
 FROM train_samples AS samples FINAL
