@@ -9,11 +9,12 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
 from clickhouse_connect.driver.httputil import default_pool_manager, get_pool_manager
 
-from tracegrad.errors import TracegradError, UnreachableError
+from tracegrad.errors import TooLargeError, TracegradError, UnreachableError
 from tracegrad.loopback import is_loopback
 from tracegrad.store_tls import context_of, files_of
 
 DATABASE = "otel"
+MEMORY_LIMIT_EXCEEDED = 241
 
 
 def shown(url: str) -> str:
@@ -47,7 +48,9 @@ def connect(url: str) -> Client:
 
 @contextmanager
 def errors_in_one_line(url: str) -> Iterator[None]:
-    """Turn the driver's errors into ours: UnreachableError when the store is gone, TracegradError when it refuses."""
+    """Turn the driver's errors into ours: UnreachableError when the store is gone, TracegradError when it refuses, a
+    TooLargeError where that is for want of memory.
+    """
     try:
         yield
     except (OperationalError, OSError) as error:
@@ -55,4 +58,5 @@ def errors_in_one_line(url: str) -> Iterator[None]:
             f"no store at {shown(url)}: start one with `tracegrad collector`, or set TRACEGRAD_CLICKHOUSE"
         ) from error
     except ClickHouseError as error:
-        raise TracegradError(f"the store refused a query: {str(error).splitlines()[0]}") from error
+        kind = TooLargeError if getattr(error, "code", None) == MEMORY_LIMIT_EXCEEDED else TracegradError
+        raise kind(f"the store refused a query: {str(error).splitlines()[0]}") from error

@@ -13,6 +13,10 @@ class UnreachableError(TracegradError):
     """A process that this one needs does not answer."""
 
 
+class TooLargeError(TracegradError):
+    """The store has not enough memory for a query."""
+
+
 class PortInUseError(TracegradError):
     """Another process listens where this one should."""
 

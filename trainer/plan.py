@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tracegrad.errors import NothingToTrainError
+from trainer.backlog import Backlog, Sought
 from trainer.batch_choices import Choices
 from trainer.config import DataConfig, TrainConfig
 from trainer.gate import Gate
@@ -15,7 +16,7 @@ from trainer.records import SampleRecord
 from trainer.rollout import Rollout
 from trainer.samples import Samples, samples_of
 from trainer.since import LATEST_NS, Since
-from trainer.store import Backlog, Sought, Store
+from trainer.store import Store
 
 NO_CALLS = "no_calls"
 """Why a rollout is consumed without a sample: none of its calls became a transition."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from tracegrad.clickhouse import DATABASE, connect, errors_in_one_line
 from tracegrad.errors import InputError
+from trainer.backlog import Backlog, Sought
 from trainer.columns import FORMAT, SETTINGS, Columns, blocks_of
 from trainer.portions import MOST_CHARACTERS, Portions, chunks
 from trainer.records import SampleRecord, StepRecord
@@ -21,7 +22,7 @@ from trainer.reward_sets import Given, RewardSet
 from trainer.rollout import Rollout
 from trainer.since import Since
 from trainer.spans import Span
-from trainer.stored_rows import are_alike, calls_in, spans_in
+from trainer.stored_rows import are_alike, calls_in, rollouts_in, spans_in
 from trainer.transitions import Attempt, Call
 
 # They tell of every retry; what is left of it in the end is one error of ours.
@@ -29,36 +30,6 @@ for noisy in ("urllib3.connectionpool", "clickhouse_connect"):
     logging.getLogger(noisy).setLevel(logging.ERROR)
 
 SQL = Path(__file__).parent / "sql"
-
-
-@dataclass(frozen=True)
-class Sought:
-    """Which attempts a job may learn from: those of `policy` since `since`, of which nothing was seen since
-    `quiet_before_ns` (until then they settle).
-
-    `penalized`: statuses whose attempts need no reward where others of their task have one. `counted`: names of the
-    evaluations that are rewards; None for all.
-    """
-
-    policy: str
-    since: Since
-    quiet_before_ns: int
-    penalized: frozenset[str] = frozenset()
-    counted: frozenset[str] | None = None
-
-
-@dataclass(frozen=True)
-class Backlog:
-    """How many attempts there are in all, and of these how many of each kind. Held-out ones are not counted."""
-
-    total: int
-    ready: int
-    settling: int
-    running: int
-    unrewarded: int
-    uncalled: int
-    alongside: int
-    trained: int
 
 
 @dataclass(frozen=True)
@@ -99,7 +70,7 @@ class Store:
 
     def backlog(self, sought: Sought) -> Backlog:
         """What there is to learn from, without reading any of it."""
-        (row,) = self._of_attempts("backlog", sought)
+        (row,) = self._rows("attempts", "backlog", **sought.parameters)
         return Backlog(**row)
 
     def untrained(self, sought: Sought) -> list[Rollout]:
@@ -107,28 +78,22 @@ class Store:
 
         Each has a call of the policy, or none at all where others of its group have one.
         """
-        return [Rollout(**row) for row in self._of_attempts("untrained", sought)]
+        blocks = self._blocks("attempts", "untrained", **sought.parameters)
+        return [rollout for columns, _ in blocks for rollout in rollouts_in(columns)]
 
-    def _of_attempts(self, name: str, sought: Sought) -> list[dict[str, Any]]:
-        return self._rows(
-            "attempts",
-            name,
-            policy=sought.policy,
-            since_ns=sought.since.from_ns,
-            again=int(not sought.since.untrained_only),
-            quiet_before_ns=sought.quiet_before_ns,
-            penalized=sorted(sought.penalized),
-            every=int(sought.counted is None),
-            counted=sorted(sought.counted or ()),
-        )
+    def rollouts(
+        self, since: Since, rollout_ids: Sequence[str] = (), task_ids: Sequence[str] = (), policy: str | None = None
+    ) -> list[Rollout]:
+        """All attempts, or those of the given rollouts or tasks, still without calls and rewards.
 
-    def rollouts(self, since: Since, rollout_ids: Sequence[str] = (), task_ids: Sequence[str] = ()) -> list[Rollout]:
-        """All attempts, or those of the given rollouts or tasks, still without calls and rewards."""
+        `policy`: only those with a call of it, and those without a call of any policy.
+        """
         return [
-            Rollout(**row)
+            rollout
             for rollouts in chunks(rollout_ids) or [[]]
             for tasks in chunks(task_ids) or [[]]
-            for row in self._rows("rollouts", since_ns=since.from_ns, rollout_ids=rollouts, task_ids=tasks)
+            for columns, _ in self._blocks("rollouts", since_ns=since.from_ns, rollout_ids=rollouts, task_ids=tasks)
+            for rollout in rollouts_in(columns)
         ]
 
     def filled(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
@@ -136,17 +101,11 @@ class Store:
         rollout_ids = sorted({rollout.rollout_id for rollout in rollouts})
         calls: dict[Attempt, list[Call]] = defaultdict(list)
         spans: dict[Attempt, list[Span]] = defaultdict(list)
-        for portion in self._portions.of(rollout_ids):
-            size = 0
-            for columns, n_bytes in self._blocks("calls", portion):
-                for call in calls_in(columns):
-                    calls[call.rollout_id, call.attempt].append(call)
-                size += n_bytes
-            for columns, n_bytes in self._blocks("spans", portion):
-                for key, span in spans_in(columns):
-                    spans[key].append(span)
-                size += n_bytes
-            self._portions.brought(len(portion), size)
+        for found_calls, found_spans in self._portions.read(rollout_ids, self._calls_and_spans):
+            for call in found_calls:
+                calls[call.rollout_id, call.attempt].append(call)
+            for key, span in found_spans:
+                spans[key].append(span)
         self._read_hashes(calls)
         given = self.given(rollout_ids)
         filled = [
@@ -270,17 +229,25 @@ class Store:
         self._insert("train_steps", [row])
 
     def _rows(self, *names: str, **parameters: Any) -> list[dict[str, Any]]:
-        text = "".join((SQL / f"{name}.sql").read_text() for name in names)
         with errors_in_one_line(self._url):
-            answer = self._client.query(text, parameters=parameters)
+            answer = self._client.query(_query(names), parameters=parameters)
             return [dict(row) for row in answer.named_results()]
 
-    def _blocks(self, name: str, rollout_ids: Sequence[str]) -> Iterator[tuple[Columns, int]]:
-        """What a query for rollouts answers, in columns."""
-        text = (SQL / f"{name}.sql").read_text()
+    def _blocks(self, *names: str, **parameters: Any) -> list[tuple[Columns, int]]:
+        """What a query answers, in columns: without a Python object for each value of an array."""
         with errors_in_one_line(self._url):
-            answer = self._client.raw_query(text, {"rollout_ids": rollout_ids}, SETTINGS, fmt=FORMAT)
-        return blocks_of(answer)
+            answer = self._client.raw_query(_query(names), parameters, SETTINGS, fmt=FORMAT)
+        return list(blocks_of(answer))
+
+    def _calls_and_spans(self, rollout_ids: Sequence[str]) -> tuple[tuple[list[Call], list[tuple[Attempt, Span]]], int]:
+        """Of some rollouts, and how many bytes they took on their way."""
+        calls = self._blocks("calls", rollout_ids=rollout_ids)
+        spans = self._blocks("spans", rollout_ids=rollout_ids)
+        found = (
+            [call for columns, _ in calls for call in calls_in(columns)],
+            [span for columns, _ in spans for span in spans_in(columns)],
+        )
+        return found, sum(size for _, size in (*calls, *spans))
 
     def _read_hashes(self, calls: dict[Attempt, list[Call]]) -> None:
         """The `input_hash` of calls of attempts where it has to tell requests apart."""
@@ -299,6 +266,11 @@ class Store:
                 self._client.insert(
                     table, [list(row.values()) for row in rows], column_names=list(rows[0]), database=DATABASE
                 )
+
+
+def _query(names: Iterable[str]) -> str:
+    """The files of these names, one after the other."""
+    return "".join((SQL / f"{name}.sql").read_text() for name in names)
 
 
 def _time(at_ns: int) -> datetime:

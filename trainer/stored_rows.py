@@ -1,15 +1,22 @@
-"""Calls and spans out of columns of the store."""
+"""Attempts, calls and spans out of columns of the store."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from itertools import repeat
 
 from trainer.columns import Columns
+from trainer.rollout import Rollout
 from trainer.spans import Span
 from trainer.transitions import Attempt, Call
 
 _OF_CALL = [field.name for field in fields(Call)]
 _OF_SPAN = [field.name for field in fields(Span)]
+_OF_ATTEMPT = [field.name for field in fields(Rollout) if field.default is MISSING and field.default_factory is MISSING]
+
+
+def rollouts_in(columns: Columns) -> Iterator[Rollout]:
+    """One for each row of `untrained.sql` and `rollouts.sql`, still without calls and rewards."""
+    return map(Rollout, *(columns[name] for name in _OF_ATTEMPT))
 
 
 def calls_in(columns: Columns) -> Iterator[Call]:

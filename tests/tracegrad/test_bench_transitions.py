@@ -15,9 +15,10 @@ from tracegrad.bench.transitions_beside import row_by_row, stored_columns
 from tracegrad.bench.transitions_reader import Order, carry_out
 from tracegrad.bench.transitions_store import POLICY, Filled
 from tracegrad.settings import Settings
+from trainer.backlog import Sought
 from trainer.samples import Rollout
 from trainer.since import LATEST_NS, Since
-from trainer.store import Sought, Store
+from trainer.store import Store
 
 PROMISED = {
     *("tokens_per_s_per_core", "tokens_per_s", "growth_10x", "growth_10x_by_the_clock", "peak_rss", "peak_rss_growth"),

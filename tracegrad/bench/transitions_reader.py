@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 
 from tracegrad.bench import transitions_beside
+from trainer.backlog import Sought
 from trainer.batch_choices import Choices
 from trainer.config import TrainConfig
 from trainer.gate import Gate
@@ -26,7 +27,7 @@ from trainer.plan import whole_groups
 from trainer.rollout import Rollout
 from trainer.samples import samples_of
 from trainer.since import LATEST_NS, Since
-from trainer.store import Sought, Store
+from trainer.store import Store
 from trainer.vocabulary import Vocabulary
 
 N_VOCABULARY = 151_936
