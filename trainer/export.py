@@ -1,29 +1,29 @@
 """Training data into a file, in the format that somebody else reads: atomically, and in one pass."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
 
 import tracegrad
-from tracegrad.errors import InputError
 from trainer.finished_file import finished_file
 from trainer.listing import Wanted, list_transitions
 from trainer.store import Store
 
 Format = Literal["parquet", "jsonl", "verl"]
 Progress = Callable[[int], None]
-TOKEN_LEVEL = {"reinforce_plus_plus": ("gamma",), "ppo": ("gamma", "lam")}
-"""Estimators whose advantages differ from token to token unless these options are 1."""
 
 
 def export_transitions(
     store: Store, wanted: Wanted, format_: Format, out: Path, *, force: bool = False, progress: Progress | None = None
 ) -> int:
-    """How many transitions were written. Raises InputError and SettingsError."""
-    if format_ == "verl":
-        _refuse_token_level(wanted)
+    """How many transitions were written. Raises InputError and SettingsError.
+
+    For verl one number has to be enough: where an estimator gave several to a call, nothing is written.
+    """
+    wanted = replace(wanted, one_advantage=format_ == "verl")
     with finished_file(out, force=force) as draft:
         lines = _counted(list_transitions(store, wanted), progress)
         metadata = how_it_was_made(wanted)
@@ -78,13 +78,3 @@ def _counted(lines: Iterable[dict[str, Any]], progress: Progress | None) -> Iter
         yield line
         if progress is not None and count % 1000 == 0:
             progress(count)
-
-
-def _refuse_token_level(wanted: Wanted) -> None:
-    choices = wanted.choices
-    names = TOKEN_LEVEL.get(choices.estimator, ()) if wanted.advantages else ()
-    if any(getattr(choices.options, name) != 1 for name in names):
-        raise InputError(
-            f"advantages of {choices.estimator} with [algorithm] {' and '.join(names)} below 1 differ from token to "
-            "token, and an export has one for each transition: give --no-advantage and let verl compute them"
-        )

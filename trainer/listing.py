@@ -10,17 +10,20 @@ estimator that looks at a whole batch needs a whole batch.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
+
+from tracegrad.errors import InputError
 from trainer.advantage import estimator_named
 from trainer.batch_choices import Choices
 from trainer.config import EngineConfig
 from trainer.gate import Gate
 from trainer.members import NO_REWARD
 from trainer.rollout import Rollout
-from trainer.samples import samples_of
+from trainer.samples import Sample, samples_of
 from trainer.since import Since
 from trainer.store import Recorded, Store
 from trainer.transitions import Attempt, Transition, transitions_of
@@ -38,12 +41,16 @@ ROLLOUTS_AT_ONCE = 500
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to list; None means all. `since`: rollouts that started after it. `choices`: how they are judged."""
+    """What to list; None means all. `since`: rollouts that started after it. `choices`: how they are judged.
+
+    `one_advantage`: where the advantages of one that is used differ from token to token, their mean is not enough.
+    """
 
     since: Since
     choices: Choices = field(default_factory=Choices)
     gate: Gate = GATE
     advantages: bool = True
+    one_advantage: bool = False
     rollout_id: str | None = None
     task_id: str | None = None
     agent: str | None = None
@@ -54,7 +61,8 @@ class Wanted:
 class Verdict:
     """What a step did with a transition or, where `step_id` is empty, would do.
 
-    `advantage` None: no step would look, or nobody asked.
+    `advantage` None: no step would look, or nobody asked. `varies`: it is the mean of those of single tokens, which
+    differ.
     """
 
     step_id: str
@@ -62,6 +70,7 @@ class Verdict:
     advantage: float | None
     used: bool
     drop_reason: str
+    varies: bool = False
 
 
 Verdicts = dict[tuple[str, str], Verdict]
@@ -69,7 +78,10 @@ Verdicts = dict[tuple[str, str], Verdict]
 
 
 def list_transitions(store: Store, wanted: Wanted) -> Iterator[dict[str, Any]]:
-    """One dictionary per transition, with the fields of the contract, by rollout id, start and span id."""
+    """One dictionary per transition, with the fields of the contract, by rollout id, start and span id.
+
+    Raises InputError where one advantage was wanted and there are several.
+    """
     shown, needed = _attempts(store, wanted)
     verdicts: dict[Attempt, Verdicts] = {}
     kept: list[Rollout] = []
@@ -103,16 +115,20 @@ def judged_attempt(store: Store, key: Attempt, wanted: Wanted) -> tuple[list[Rol
 
 
 def _attempts(store: Store, wanted: Wanted) -> tuple[set[Attempt], list[Rollout]]:
-    """The attempts to show, and all that are needed to judge them: a group is measured as a whole."""
+    """The attempts to show, and all that are needed to judge them: a group is measured as a whole.
+
+    Policies are judged apart, so that other policies' attempts are not needed for one.
+    """
     rollout_ids = [wanted.rollout_id] if wanted.rollout_id is not None else []
     task_ids = [wanted.task_id] if wanted.task_id is not None else []
-    shown = store.rollouts(wanted.since, rollout_ids, task_ids)
-    needed = {rollout.key: rollout for rollout in shown}
+    shown = store.rollouts(wanted.since, rollout_ids, task_ids, wanted.policy)
+    beside: list[Rollout] = []
     everything = Since(0, untrained_only=False)
     if shown and wanted.advantages and _batch_wide(wanted.choices):
-        needed |= {rollout.key: rollout for rollout in store.rollouts(everything)}
+        beside = store.rollouts(everything, policy=wanted.policy)
     elif tasks := sorted({rollout.task_id for rollout in shown} - {""}):
-        needed |= {rollout.key: rollout for rollout in store.rollouts(everything, task_ids=tasks)}
+        beside = store.rollouts(everything, task_ids=tasks, policy=wanted.policy)
+    needed = {rollout.key: rollout for rollout in (*shown, *beside)}
     return {rollout.key for rollout in shown}, list(needed.values())
 
 
@@ -184,7 +200,8 @@ def judge(
         for sample in samples_of(taken, policy, wanted.choices, wanted.gate).all:
             key = policy, sample.transition.call.span_id
             advantage = sample.advantage if wanted.advantages else None
-            verdicts[sample.rollout][key] = _verdict(recorded.get(key), sample.credit, advantage, sample.drop_reason)
+            verdict = _verdict(recorded.get(key), sample.credit, advantage, sample.drop_reason)
+            verdicts[sample.rollout][key] = replace(verdict, varies=wanted.advantages and _varies(sample))
     return verdicts
 
 
@@ -192,6 +209,10 @@ def _verdict(recorded: Recorded | None, credit: float, advantage: float | None, 
     if recorded is None:
         return Verdict("", credit, advantage, not reason, reason)
     return Verdict(recorded.step_id, credit, advantage, recorded.used, recorded.drop_reason)
+
+
+def _varies(sample: Sample) -> bool:
+    return bool(np.any(sample.token_advantages != sample.token_advantages.flat[:1]))
 
 
 def _step_of(policy: str, span_id: str, recorded: Mapping[tuple[str, str], Recorded]) -> str:
@@ -217,6 +238,11 @@ def _lines(rollout: Rollout, verdicts: Verdicts, wanted: Wanted) -> Iterator[dic
         if verdict is None or (wanted.since.untrained_only and verdict.step_id):
             continue
         if wanted.agent in (None, call.agent) and wanted.policy in (None, call.policy):
+            if wanted.one_advantage and verdict.used and verdict.varies:
+                raise InputError(
+                    f"advantages of {wanted.choices.estimator} differ from token to token, as in call {call.span_id}, "
+                    "and such an export has one for each transition: give --no-advantage and let verl compute them"
+                )
             yield _line(rollout, transition, verdict)
 
 

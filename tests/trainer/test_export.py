@@ -72,6 +72,28 @@ def test_verl_has_what_is_used(agents: RecordedAgents, run: Run, tmp_path: Path)
     assert sorted(batch.batch["advantages"][:, 0].tolist()) == pytest.approx([-0.7071] * 2 + [0.7071] * 2, abs=1e-4)
 
 
+@pytest.mark.parametrize("algorithm", ['name = "reinforce_plus_plus"\ngamma = 0.9', 'name = "by_token:measure"'])
+def test_verl_is_given_no_mean_of_advantages_of_tokens(
+    algorithm: str, agents: RecordedAgents, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents.pair("one")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "by_token.py").write_text(
+        "import numpy as np\n"
+        "def measure(rollouts, options):\n"
+        "    return [[rollout.ret - np.arange(n) for n in rollout.n_tokens] for rollout in rollouts]\n"
+    )
+    job, out = tmp_path / "train.toml", tmp_path / "b.verl"
+    job.write_text(f'[data]\npolicy = "{agents.policy}"\n[engine]\nmodel = "m"\n[algorithm]\n{algorithm}\n')
+    done = run("export", "--format", "verl", "--out", out, "--job", job)
+    assert isinstance(done.exception, TracegradError)
+    assert "differ from token to token" in str(done.exception)
+    assert not out.exists()
+    done = run("export", "--format", "verl", "--out", out, "--job", job, "--no-advantage")
+    assert done.stdout == f"wrote 4 transitions to {out}\n", done.output
+    assert run("export", "--format", "jsonl", "--out", tmp_path / "t.jsonl", "--job", job).exit_code == 0
+
+
 def test_nothing_is_overwritten_unless_it_is_asked_for(agents: RecordedAgents, run: Run, tmp_path: Path) -> None:
     agents.pair("one")
     path = tmp_path / "t.jsonl"
