@@ -92,7 +92,13 @@ class Store:
             rollout
             for rollouts in chunks(rollout_ids) or [[]]
             for tasks in chunks(task_ids) or [[]]
-            for columns, _ in self._blocks("rollouts", since_ns=since.from_ns, rollout_ids=rollouts, task_ids=tasks)
+            for columns, _ in self._blocks(
+                "rollouts",
+                since_ns=since.from_ns,
+                rollout_ids=rollouts,
+                task_ids=tasks,
+                policy=policy or "",
+            )
             for rollout in rollouts_in(columns)
         ]
 
