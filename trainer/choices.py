@@ -14,6 +14,23 @@ ESTIMATOR_NAMES = (
     "gigpo",
 )
 
+ROLLOUT_MEAN = "rollout-mean"
+AGGREGATIONS = (
+    ROLLOUT_MEAN,
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+)
+LOSSES = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "cispo")
+"""Those of verl's policy losses that are computed right here."""
+UNSUPPORTED_LOSSES = {
+    "geo_mean": "verl averages it inside a micro-batch, so its result depends on micro_batch_rows",
+    "bypass_mode": "it needs verl's rollout correction",
+    "dro": "it needs dro_beta",
+}
+
 ESTIMATORS_WITH: dict[str, tuple[str, ...]] = {
     "gamma": ("reinforce_plus_plus", "ppo"),
     "lam": ("ppo",),

@@ -4,26 +4,22 @@ import json
 import re
 import time
 import tomllib
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     FiniteFloat,
     SecretStr,
     ValidationError,
     field_validator,
-    model_validator,
 )
 
 from tracegrad.errors import SettingsError
 from tracegrad.settings import Settings
-from trainer.choices import ESTIMATOR_NAMES, ESTIMATORS_WITH, SCHEME_NAMES, ErrorType, OnFailure
+from trainer.algorithm_config import AlgorithmConfig, CreditConfig, Section
+from trainer.choices import ErrorType, OnFailure
 from trainer.duration import duration_s
-from trainer.own_function import is_own
 from trainer.since import parse_since
 
 NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
@@ -37,11 +33,7 @@ RESERVED: dict[str, dict[str, Any]] = {
 """Settings that have a name but no choice yet, with the value that says what happens without them."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class DataConfig(_Section):
+class DataConfig(Section):
     """`[data]`: which finished, rewarded rollouts become one batch.
 
     `min_rollouts`: an update waits for at least so many; `max_rollouts`: it takes at most so many, oldest first.
@@ -80,6 +72,16 @@ class DataConfig(_Section):
                 ) from error
         return agents
 
+    @field_validator("on_failure", mode="before")
+    @classmethod
+    def _errors_are_known(cls, given: Any) -> Any:
+        unknown = [error for error in given if error not in get_args(ErrorType)] if isinstance(given, dict) else []
+        if unknown:
+            raise SettingsError(
+                f"bad setting data.on_failure.{unknown[0]}: error types are {', '.join(get_args(ErrorType))}"
+            )
+        return given
+
     @field_validator("since")
     @classmethod
     def _since_can_be_read(cls, text: str) -> str:
@@ -99,108 +101,36 @@ class DataConfig(_Section):
         return duration_s(self.settle) or 0.0
 
 
-class GateConfig(_Section):
+class GateConfig(Section):
     """`[gate]`: what rows must prove before a job trains on them.
 
     `logprob_tolerance`: how far the engine's log-probabilities of a token may be from the trainer's where both have the
     same weights. `max_failed_share`: of the calls that a step looks at; if more of them fail, nothing is trained.
     """
 
-    logprob_tolerance: float = Field(default=1e-2, gt=0)
+    logprob_tolerance: float = Field(default=1e-2, gt=0, allow_inf_nan=False)
     max_failed_share: float = Field(default=0.5, ge=0, le=1)
 
 
-def _known_or_own(name: str, known: Iterable[str], setting: str) -> str:
-    if name not in known and not is_own(name):
-        raise SettingsError(
-            f"bad setting {setting} {name!r}: choose one of {', '.join(known)}, or name a function of your own as "
-            "package.module:function"
-        )
-    return name
-
-
-def check_scheme(name: str, setting: str) -> str:
-    """The name of a credit scheme. Raises SettingsError, which names `setting`."""
-    return _known_or_own(name, SCHEME_NAMES, setting)
-
-
-def check_estimator(name: str, setting: str) -> str:
-    """The name of an advantage estimator. Raises SettingsError, which names `setting`."""
-    return _known_or_own(name, ESTIMATOR_NAMES, setting)
-
-
-class CreditConfig(_Section):
-    """`[credit]`: how the rewards of a rollout are shared by its calls (Level 1). `gamma`: discount per call."""
-
-    scheme: str = "hierarchical"
-    gamma: float = Field(default=1.0, ge=0, le=1)
-
-    @field_validator("scheme")
-    @classmethod
-    def _scheme_is_known(cls, name: str) -> str:
-        return check_scheme(name, "credit.scheme")
-
-
-class AlgorithmConfig(_Section):
-    """`[algorithm]`: advantages, loss and its aggregation (Levels 2 and 3). `loss` is one of verl's policy losses.
-
-    `gamma`, `lam`: per token, of the estimators that look at tokens. `step_weight`, `f_norm`: of GiGPO, see
-    `trainer.measured.Options`.
-    `singleton`: what a group of one is measured against, nothing (`drop`) or the whole batch.
-    """
-
-    name: str = "grpo"
-    gamma: float = Field(default=1.0, ge=0, le=1)
-    lam: float = Field(default=1.0, ge=0, le=1)
-    step_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    f_norm: Literal["std", "none"] = "std"
-    singleton: Literal["drop", "batch"] = "drop"
-    loss: str = "vanilla"
-    aggregation: str = "rollout-mean"
-    clip_low: float = Field(default=0.2, ge=0)
-    clip_high: float = Field(default=0.28, ge=0)
-    epochs: int = Field(default=1, ge=1)
-
-    @field_validator("name")
-    @classmethod
-    def _estimator_is_known(cls, name: str) -> str:
-        return check_estimator(name, "algorithm.name")
-
-    @model_validator(mode="after")
-    def _options_have_an_effect(self) -> "AlgorithmConfig":
-        for option, estimators in ESTIMATORS_WITH.items():
-            chosen = getattr(self, option)
-            if self.name in ESTIMATOR_NAMES and self.name not in estimators and chosen != _default(self, option):
-                raise SettingsError(
-                    f"algorithm.{option} = {chosen!r} has no effect with algorithm.name = {self.name!r}, only with "
-                    f"{', '.join(estimators)}: leave it out"
-                )
-        return self
-
-
-def _default(section: _Section, name: str) -> Any:
-    return type(section).model_fields[name].default
-
-
-class EngineConfig(_Section):
+class EngineConfig(Section):
     """`[engine]`: the model that verl trains. `checkpoints` holds what a killed job resumes from."""
 
     model: Path
     dtype: Literal["float32"] = "float32"
-    lr: float = Field(default=1e-6, gt=0)
-    weight_decay: float = Field(default=0.01, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    lr: float = Field(default=1e-6, gt=0, allow_inf_nan=False)
+    weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
+    max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     max_prompt_tokens: int = Field(default=4096, ge=1)
     max_response_tokens: int = Field(default=2048, ge=1)
     merge_prefixes: bool = True
     micro_batch_rows: int = Field(default=32, ge=1)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**32)
     threads: int | None = Field(default=None, ge=1)
     checkpoints: Path = Path(".tracegrad/checkpoints")
     keep_checkpoints: int = Field(default=2, ge=1)
 
 
-class PublishConfig(_Section):
+class PublishConfig(Section):
     """`[publish]`: the sidecar's admin address, and the directory in which its engines get the new weights.
 
     Where they are not given they follow from the settings: `sidecar_admin_url` and `[sidecar] weights`.
@@ -213,7 +143,7 @@ class PublishConfig(_Section):
     """What the sidecar's admin port asks for; of the settings where `sidecar` is. Never recorded."""
 
 
-class TrainConfig(_Section):
+class TrainConfig(Section):
     """A whole `train.toml`. `job` names it in the store; one job continues from its own checkpoints.
 
     `reward_set`: named choices of rewards, each a table of evaluation names (or patterns like `rule.*`) to weights.

@@ -25,9 +25,10 @@ from verl.utils import tensordict_utils as tu
 from tracegrad.errors import TracegradError
 from trainer import engine_state
 from trainer.batch import Batch, make_batch, trained_log_probs
+from trainer.choices import ROLLOUT_MEAN
 from trainer.config import TrainConfig
 from trainer.engine_worker import quiet, start_worker
-from trainer.loss import METRIC_NAMES, ROLLOUT_MEAN, actor_config, check_algorithm, policy_loss
+from trainer.loss import METRIC_NAMES, actor_config, policy_loss
 from trainer.rows import Row
 
 METRICS = {"loss", "grad_norm", "lr", *METRIC_NAMES.values()}
@@ -42,7 +43,6 @@ class Engine:
     """
 
     def __init__(self, config: TrainConfig, resume_from: Path | None = None) -> None:
-        check_algorithm(config.algorithm)
         self._config = config
         if config.engine.threads is not None:
             torch.set_num_threads(config.engine.threads)

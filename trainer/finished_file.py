@@ -12,11 +12,14 @@ from tracegrad.errors import InputError
 def finished_file(path: Path, *, force: bool) -> Iterator[Path]:
     """Gives a draft beside `path` to write to; it gets its name at the end of the block, on the disk.
 
-    Whatever ends the block before leaves nothing behind. Raises InputError where `path` exists and `force` is not set,
-    or where no file can be written.
+    Whatever ends the block before leaves nothing behind. A link stays one: what it points to is written. Raises
+    InputError where `path` exists and `force` is not set, or where no file can be written.
     """
+    path = path.resolve()
     if path.is_dir():
         raise InputError(f"{path} is a directory: give --out the name of a file")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is a device or a pipe, which cannot be replaced: give --out the name of a file")
     if path.exists() and not force:
         raise InputError(f"{path} exists: give another --out, or --force to replace it")
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")

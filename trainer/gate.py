@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import EngineConfig
 from trainer.transitions import Call
 from trainer.vocabulary import Vocabulary
 
@@ -73,11 +72,6 @@ class Gate:
     vocabulary: Vocabulary | None = None
     trained: AbstractSet[str] = frozenset()
 
-    @classmethod
-    def of_limits(cls, engine: EngineConfig) -> "Gate":
-        """What a job's limits accept, whatever the age."""
-        return cls(engine.max_prompt_tokens, engine.max_response_tokens, max_staleness=0, lineage=None)
-
     def staleness(self, version: int | None) -> int | None:
         """How many versions were published after `version`; None when it is not of the lineage."""
         if self.lineage is None or version is None or version not in self.lineage:
@@ -133,7 +127,7 @@ def sampled_from_policy(sampling: str) -> bool:
     """
     try:
         parameters = json.loads(sampling)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):  # text that nests thousands deep is nobody's parameters either
         return False
     if not isinstance(parameters, dict):
         return False

@@ -9,50 +9,19 @@ micro-batches. Every other `aggregation` is one of verl's own modes and ignores 
 from typing import Any
 
 import torch
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils.metric import AggregationType, Metric
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
-from tracegrad.errors import SettingsError
-from trainer.config import AlgorithmConfig
+from trainer.algorithm_config import AlgorithmConfig
+from trainer.choices import ROLLOUT_MEAN
 
-ROLLOUT_MEAN = "rollout-mean"
-AGGREGATIONS = (
-    ROLLOUT_MEAN,
-    "token-mean",
-    "token-sum",
-    "seq-mean-token-sum",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum-norm",
-)
-UNSUPPORTED = {
-    "geo_mean": "verl averages it inside a micro-batch, so its result depends on micro_batch_rows",
-    "bypass_mode": "it needs verl's rollout correction",
-    "dro": "it needs dro_beta",
-}
 METRIC_NAMES = {
     "actor/ppo_kl": "ppo_kl",
     "actor/pg_clipfrac": "clip_fraction",
     "actor/pg_clipfrac_lower": "dual_clip_fraction",
 }
 """verl's metric -> ours. All are means over the trained tokens of a batch."""
-
-
-def check_algorithm(algorithm: AlgorithmConfig) -> None:
-    """Raise SettingsError where verl cannot compute this loss with this aggregation."""
-    supported = [name for name in POLICY_LOSS_REGISTRY if name not in UNSUPPORTED]
-    if algorithm.loss not in supported:
-        why = f" ({UNSUPPORTED[algorithm.loss]})" if algorithm.loss in UNSUPPORTED else ""
-        raise SettingsError(
-            f"algorithm.loss = {algorithm.loss!r} cannot be used{why}: choose one of {', '.join(supported)}"
-        )
-    if algorithm.aggregation not in AGGREGATIONS:
-        raise SettingsError(
-            f"algorithm.aggregation = {algorithm.aggregation!r} is not known: choose one of {', '.join(AGGREGATIONS)}"
-        )
-    if algorithm.loss == "sapo" and algorithm.aggregation != "seq-mean-token-mean":
-        raise SettingsError('algorithm.loss = "sapo" needs aggregation = "seq-mean-token-mean": verl knows no other')
 
 
 def actor_config(algorithm: AlgorithmConfig, micro_batch_rows: int, max_response_tokens: int) -> FSDPActorConfig:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracegrad.errors import SettingsError
-from trainer.config import AlgorithmConfig, TrainConfig
+from trainer.algorithm_config import AlgorithmConfig
+from trainer.config import TrainConfig
 
 SEQUENCE_LOSSES = frozenset({"gspo", "sapo", "geo_mean"})
 """verl's policy losses that are of a sequence: its ratio or its mean."""

@@ -51,7 +51,7 @@ class Room:
         """Whether a call of `known` tokens that a row of `size` spares it, and `new` ones, is to be added to it."""
         if size + new > self.max_tokens or (branches_off and not self.branches):
             return False
-        if not branched and not branches_off:
+        if (not branched and not branches_off) or math.isinf(self.token_cost):
             return True
         pairs = (size + new) ** 2 - (size**2 if branched else size**2 / 2)
         return pairs <= (known + new) ** 2 / 2 + self.token_cost * known

@@ -62,6 +62,8 @@ def make_plan(config: TrainConfig, store: Store, gate: Gate, since: Since, *, hu
     if since.untrained_only:
         gate = replace(gate, trained=store.trained_spans(data.policy, rollouts))
     samples = samples_of(rollouts, data.policy, choices, gate)
+    if data.agents and not samples.all:
+        raise NothingToTrainError(_nobody_chosen(data, rollouts))
     sampled = {sample.rollout for sample in samples.all}
     return Plan(rollouts, samples, [rollout for rollout in rollouts if rollout.key not in sampled])
 
@@ -91,6 +93,15 @@ def _why_nothing(data: DataConfig, backlog: Backlog) -> str:
     )
 
 
+def _nobody_chosen(data: DataConfig, rollouts: Sequence[Rollout]) -> str:
+    agents = sorted({call.agent for rollout in rollouts for call in rollout.calls if call.policy == data.policy})
+    known = ", ".join(repr(agent) for agent in agents) or "none"
+    return (
+        f"none of {len(rollouts)} rollouts has a call of policy {data.policy!r} by an agent that data.agents = "
+        f"{list(data.agents)} names; agents with calls of it are {known}: correct data.agents"
+    )
+
+
 def _without_rewards(data: DataConfig, names: Sequence[str], sought: Sought) -> str:
     if sought.counted is None or sought.counted:
         return ""
@@ -99,7 +110,7 @@ def _without_rewards(data: DataConfig, names: Sequence[str], sought: Sought) -> 
 
 
 def plan_metrics(plan: Plan, gate: Gate) -> dict[str, float]:
-    """Rewards over rollouts, numbers of rows and tokens, drops by reason, staleness in versions."""
+    """Rewards over rollouts, how many calls and tokens are trained on, drops by reason, staleness in versions."""
     rewards = [rollout.reward for rollout in plan.rollouts if rollout.reward is not None]
     used = [sample.transition.call for sample in plan.samples.used]
     ages = [age for age in (gate.staleness(call.policy_version) for call in used) if age is not None]
@@ -111,7 +122,7 @@ def plan_metrics(plan: Plan, gate: Gate) -> dict[str, float]:
         "n_rollouts": len(plan.rollouts),
         "n_groups": len({rollout.group for rollout in plan.rollouts}),
         "n_transitions": len(plan.samples.all),
-        "n_rows": len(used),
+        "n_trained": len(used),
         "tokens": sum(len(call.response_token_ids) for call in used),
         "staleness_mean": float(np.mean(ages)) if ages else 0.0,
         "staleness_max": max(ages, default=0),

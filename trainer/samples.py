@@ -34,8 +34,8 @@ class Sample:
 
     @property
     def advantage(self) -> float:
-        """The mean over its response tokens."""
-        return float(np.mean(self.token_advantages))
+        """The mean over its response tokens; 0 without any."""
+        return float(np.mean(self.token_advantages)) if self.token_advantages.size else 0.0
 
     @property
     def used(self) -> bool:

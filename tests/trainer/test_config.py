@@ -7,6 +7,7 @@ import pytest
 from tracegrad.errors import SettingsError
 from tracegrad.settings import Settings
 from trainer import config
+from trainer.choices import LOSSES, UNSUPPORTED_LOSSES
 from trainer.config import RESERVED, DataConfig, TrainConfig
 
 TOML = """
@@ -108,6 +109,8 @@ def test_the_failure_policy_is_a_word_or_a_table(file: Path) -> None:
         file.write_text(TOML.replace('"keep"', wrong))
         with pytest.raises(SettingsError, match=r"bad setting data\.on_failure"):
             config.load(file)
+    with pytest.raises(SettingsError, match=r"data\.on_failure\.boredom: error types are exception, timeout, "):
+        config.load(file)
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
@@ -143,3 +146,10 @@ def test_the_admin_ports_key_follows_the_settings_and_is_never_recorded() -> Non
     assert "key-of-admin" not in completed.model_dump_json()
     elsewhere = {"engine": {"model": "m"}, "publish": {"sidecar": "http://another:1"}}
     assert TrainConfig.model_validate(elsewhere).completed(settings).publish.admin_key is None
+
+
+def test_losses_are_those_that_verl_has() -> None:
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    assert {*LOSSES, *UNSUPPORTED_LOSSES} == set(POLICY_LOSS_REGISTRY)
+    assert not {*LOSSES}.intersection(UNSUPPORTED_LOSSES)

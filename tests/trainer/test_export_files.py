@@ -1,6 +1,7 @@
 """Files for others: Parquet has the listing's types and values, verl loads its batch and computes our numbers."""
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,22 @@ def test_a_file_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
         draft.write_text("new")
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_a_link_and_a_device_a_device(tmp_path: Path) -> None:
+    file, link, pipe = (tmp_path / name for name in ("file", "link", "pipe"))
+    link.symlink_to(file)
+    with finished_file(link, force=False) as draft:
+        draft.write_text("through the link")
+    assert (link.is_symlink(), file.read_text()) == (True, "through the link")
+    with pytest.raises(InputError, match="exists: give another"), finished_file(link, force=False):
+        pass
+    os.mkfifo(pipe)
+    for special in (pipe, Path("/dev/null")):
+        with pytest.raises(InputError, match="is a device or a pipe"), finished_file(special, force=True):
+            pass
+    assert pipe.is_fifo()
+    assert Path("/dev/null").is_char_device()
 
 
 @pytest.mark.parametrize("out", ["missing/out", "."])

@@ -321,7 +321,7 @@ def test_a_second_job_object_plans_the_same_without_changing_anything(world: Wor
     ) as job:
         assert isinstance(job, Job)
         assert job.peek() is None
-        assert job.plan_metrics(job.plan())["n_rows"] == 4
+        assert job.plan_metrics(job.plan())["n_trained"] == 4
     assert world.learners.last is None
     assert not world.config.engine.checkpoints.exists()
     assert world.sql("SELECT * FROM policies WHERE name = {p:String}", p=world.agents.policy) == []

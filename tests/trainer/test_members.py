@@ -168,3 +168,13 @@ def test_an_agent_that_only_one_rollout_had_is_alone(make_call: MakeCall) -> Non
     found = samples_of([first, second], "policy", choices(group_by="task-agent"), GATE)
     assert [sample.drop_reason for sample in found.all] == ["", "singleton_group", ""]
     assert np.isclose(found.all[0].advantage, 0.5 / (0.5**0.5 + 1e-6))
+
+
+def test_a_call_without_tokens_has_no_advantage_of_tokens(make_call: MakeCall) -> None:
+    empty = make_call("a.1", 10, response_token_ids=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32))
+    rollouts = [
+        rollout("a", [empty, make_call("a.2", 20)], {"a.root": 1.0}),
+        rollout("b", [make_call("b.1", 1)], {"b.root": 0}),
+    ]
+    found = samples_of(rollouts, "policy", choices(estimator="reinforce_plus_plus"), GATE)
+    assert (found.all[0].advantage, found.all[0].drop_reason) == (0.0, "no_tokens")

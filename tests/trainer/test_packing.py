@@ -54,6 +54,11 @@ def test_choices_of_one_request_share_their_prompt() -> None:
     assert row.weights[2] != row.weights[4]
 
 
+def test_a_prompt_of_one_token_is_shared_where_attention_costs_nothing() -> None:
+    (row,) = merge(([5], A1), ([5], A2))
+    assert row.token_ids.tolist() == [5, *A1, 5, *A2]
+
+
 def test_two_agents_go_on_from_one_call() -> None:
     whole = O1 + A1
     (row,) = merge((O1, A1), (whole + O2, A2), (whole + O3, A3), (whole + O2 + A2 + O3, A1))

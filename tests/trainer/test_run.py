@@ -166,8 +166,8 @@ def test_a_dry_run_says_what_a_step_would_learn_from(agents: RecordedAgents, tra
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["dry_run"] is True
-    assert answer["metrics"]["n_rows"] == 4
-    assert "n_rows 4" in command(agents.collector, str(train_toml), "--dry-run").stdout
+    assert answer["metrics"]["n_trained"] == 4
+    assert "n_trained 4" in command(agents.collector, str(train_toml), "--dry-run").stdout
 
 
 def test_a_step_without_signal_is_one_json_object(agents: RecordedAgents, train_toml: Path) -> None:

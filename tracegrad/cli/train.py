@@ -11,6 +11,7 @@ import typer
 
 from tracegrad import settings
 from tracegrad.cli.options import AsJson, ConfigFile
+from tracegrad.cli.table import printable
 from tracegrad.delivered import wait_until_delivered
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _plan_line(metrics: dict[str, float], report: "GateReport", interrupted: "St
         told = {"metrics": metrics, "gate": {"passed": report.passed, **report.model_dump(exclude={"merge"})}}
         return _json({"dry_run": True, "interrupted_step": interrupted and interrupted.step_id, **told})
     first = f"the interrupted step {interrupted.number} would be finished first; " if interrupted else ""
-    learned = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    learned = ", ".join(f"{printable(name)} {value:.4g}" for name, value in metrics.items())
     verdict = (
         f"the gate {'passes' if report.passed else 'refuses'} it: {report.failed} of {report.looked_at} calls fail; "
         "log-probs are computed again only when the step is made"

@@ -84,7 +84,7 @@ class Selection:
         """
         from tracegrad.errors import SettingsError
         from trainer.advantage import estimator_named
-        from trainer.config import check_estimator, check_scheme
+        from trainer.algorithm_config import check_estimator, check_scheme
         from trainer.credit import scheme_named
         from trainer.since import parse_since
 
@@ -120,7 +120,7 @@ class Selection:
     def wanted(self, store: "Store") -> "Wanted":
         """What to list. Raises SettingsError and InputError where a choice is none."""
         from trainer.batch_choices import Choices
-        from trainer.gate import Gate
+        from trainer.explain import gate_of_job
         from trainer.listing import GATE, Wanted
         from trainer.since import Since, parse_since
 
@@ -128,7 +128,7 @@ class Selection:
         return Wanted(
             since=Since(0, untrained_only=False) if self.since is None else parse_since(self.since, time.time_ns()),
             choices=self.changed(Choices() if config is None else Choices.of_job(config), config, store),
-            gate=GATE if config is None else Gate.of_limits(config.engine),
+            gate=GATE if config is None else gate_of_job(config),
             advantages=not self.no_advantage,
             rollout_id=self.rollout,
             task_id=self.task,
@@ -141,7 +141,7 @@ class Selection:
         from dataclasses import replace
 
         from tracegrad.errors import InputError
-        from trainer.config import check_estimator, check_scheme
+        from trainer.algorithm_config import check_estimator, check_scheme
         from trainer.reward_sets import reward_set_named
 
         if self.credit is not None:
