@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracegrad.errors import SettingsError
+from tracegrad.own_function import is_own, own_function
 from trainer.estimators_group import dr_grpo, grpo, rloo
 from trainer.estimators_step import gigpo, gigpo_signal
 from trainer.estimators_token import gae, ppo, reinforce_plus_plus, reinforce_plus_plus_baseline
@@ -27,7 +28,6 @@ from trainer.measured import (
     statistics,
 )
 from trainer.own_estimator import own_estimator
-from trainer.own_function import is_own, own_function
 
 __all__ = [
     "ESTIMATORS",

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from tracegrad.errors import SettingsError
+from tracegrad.own_function import is_own
 from trainer.choices import (
     AGGREGATIONS,
     ESTIMATOR_NAMES,

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from tracegrad.errors import SettingsError
+from tracegrad.own_function import look_beside
 from tracegrad.settings import Settings
 from trainer.algorithm_config import AlgorithmConfig, CreditConfig, Section
 from trainer.choices import ErrorType, OnFailure
@@ -181,6 +182,7 @@ def load(file: Path) -> TrainConfig:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file} is not TOML: {error}") from error
     _take_reserved(values, file)
+    look_beside(file)  # for functions of the user's own
     try:
         loaded = TrainConfig.model_validate(values)
     except ValidationError as error:

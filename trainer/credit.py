@@ -10,13 +10,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tracegrad.errors import TracegradError
-from trainer.own_function import is_own, own_function
+from tracegrad.own_function import called, is_own, own_function
 from trainer.spans import SpanTree
 from trainer.transitions import Transition
 
@@ -127,13 +126,22 @@ def scheme_named(name: str) -> Scheme:
     function = own_function(name, "credit scheme")
 
     def checked(execution: Execution) -> NDArray[np.float64]:
-        answer: Any = function(execution)
-        credits = np.asarray(answer, dtype=np.float64)
-        if credits.shape != (len(execution.transitions),) or not np.all(np.isfinite(credits)):
-            raise TracegradError(
-                f"the credit scheme {name} must return one finite number for each of the {len(execution.transitions)} "
-                f"transitions, not an array of shape {credits.shape}: correct the function"
-            )
+        answer = called(function, f"credit scheme {name!r}", execution)
+        try:
+            credits = np.asarray(answer, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise _nonsense(name, execution, f"{type(answer).__name__} of something else ({error})") from error
+        if credits.shape != (len(execution.transitions),):
+            raise _nonsense(name, execution, f"an array of shape {credits.shape}")
+        if not np.all(np.isfinite(credits)):
+            raise _nonsense(name, execution, "numbers that are not finite")
         return credits
 
     return checked
+
+
+def _nonsense(name: str, execution: Execution, returned: str) -> TracegradError:
+    return TracegradError(
+        f"the credit scheme {name!r} must return one finite number for each of the {len(execution.transitions)} "
+        f"transitions, not {returned}: correct the function"
+    )

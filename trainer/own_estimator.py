@@ -7,17 +7,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracegrad.errors import TracegradError
+from tracegrad.own_function import called
 from trainer.measured import Estimator, Measured, Options, PerCall
 
 
 def own_estimator(name: str, function: Callable[..., Any]) -> Estimator:
     """`function` as an estimator that raises TracegradError, naming it, where it does not return one.
 
-    It may return lists and numbers for arrays. What it raises itself is left as it is: the user needs its traceback.
+    It may return lists and numbers for arrays. What it raises itself is named, with its line.
     """
 
     def checked(rollouts: Sequence[Measured], options: Options) -> PerCall:
-        returned = _entries(name, function(rollouts, options), len(rollouts), "rollouts")
+        returned = _entries(
+            name, called(function, f"advantage estimator {name!r}", rollouts, options), len(rollouts), "rollouts"
+        )
         return [_of_rollout(name, rollout, part) for rollout, part in zip(rollouts, returned, strict=True)]
 
     return checked

@@ -2,15 +2,14 @@
 
 import difflib
 import hashlib
-import importlib
 import inspect
 import json
 import re
-import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,6 +19,7 @@ from reward.rules.kinds import KINDS
 from reward.rules.rule import Rule
 from reward.rules.settings import OwnSettings, RuleSettings
 from tracegrad.errors import SettingsError
+from tracegrad.own_function import look_beside, module_of, own_function
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 VERSION_DIGITS = 12
@@ -59,7 +59,9 @@ def _rule(name: str, table: Any, version: str, file: Path) -> Rule:
     if "function" in table:
         own = _checked(OwnSettings, table, where, file)
         assert isinstance(own, OwnSettings)  # noqa: S101 - the class was given
-        function, code = _imported(own.function, where, file)
+        look_beside(file)
+        what = f"function of {where} in {file}"
+        function, code = own_function(own.function, what), _text_of(module_of(own.function, what))
         return Rule(name, name, own, _digest(own.function, code, version, own), function)
     kind = table.pop("rule", name)
     if not isinstance(kind, str) or kind not in KINDS:
@@ -96,24 +98,12 @@ def _checked(model: type[RuleSettings], table: Mapping[str, Any], where: str, fi
         raise SettingsError(f"bad setting {where} {name} in {file}: {said}") from error
 
 
-def _imported(reference: str, where: str, file: Path) -> tuple[Callable[[Attempt], Iterable[Any]], str]:
-    """A function by its reference, and the text of its module, which may lie here or beside the file."""
-    module_name, _, function_name = reference.partition(":")
-    sys.path += [here for here in (str(Path.cwd()), str(file.resolve().parent)) if here not in sys.path]
+def _text_of(module: ModuleType) -> str:
+    """The module's own text or, where it is compiled and has none, its version."""
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        # A module of the user's may raise anything.
-        raise SettingsError(
-            f"bad setting {where} function in {file}: {module_name} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise SettingsError(f"bad setting {where} function in {file}: {module_name} has no function {function_name}")
-    try:
-        return function, inspect.getsource(module)
-    except (OSError, TypeError):  # compiled: there is no text
-        return function, str(getattr(module, "__version__", ""))
+        return inspect.getsource(module)
+    except (OSError, TypeError):
+        return str(getattr(module, "__version__", ""))
 
 
 def _digest(kind: str, code: str, version: str, settings: RuleSettings) -> str:

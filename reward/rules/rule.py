@@ -11,6 +11,7 @@ from typing import Any
 from reward.rules.facts import Attempt
 from reward.rules.settings import RuleSettings
 from tracegrad.errors import TracegradError
+from tracegrad.own_function import told
 
 PREFIX = "rule."
 LONGEST_EXPLANATION = 1000
@@ -52,9 +53,7 @@ class Rule:
             raise
         except Exception as error:
             # Whatever a function of the user's raises: it must not give half of its rewards.
-            raise TracegradError(
-                f"rule {self.name} failed on rollout {attempt.rollout_id}: {type(error).__name__}: {error}"
-            ) from error
+            raise TracegradError(f"rule {self.name} failed on rollout {attempt.rollout_id}: {told(error)}") from error
         order = sorted(amounts, key=lambda span_id: (_started(attempt, span_id), span_id))
         return self._capped([(span_id, self.settings.weight * amounts[span_id], words[span_id]) for span_id in order])
 

@@ -130,9 +130,9 @@ def test_the_version_of_a_rule_of_ones_own_is_that_of_its_code(tmp_path: Path, m
         ("[rules.own]\nweight = 1\nfunction = 'nothing'", r"\[rules\.own\] function in .*: write module:function"),
         (
             "[rules.own]\nweight = 1\nfunction = 'no_such_module_x:f'",
-            r"no_such_module_x cannot be imported: ModuleNotFound",
+            r"\[rules\.own\] in .* 'no_such_module_x:f' cannot be imported \(ModuleNotFoundError: No module",
         ),
-        ("[rules.own]\nweight = 1\nfunction = 'json:no_such'", "json has no function no_such"),
+        ("[rules.own]\nweight = 1\nfunction = 'json:no_such'", r"\[rules\.own\] in .*: 'no_such' is not there in"),
     ],
 )
 def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, text: str, said: str) -> None:

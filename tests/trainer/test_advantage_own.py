@@ -88,6 +88,16 @@ def test_what_it_returns_is_checked(own: Write, returned: str, wrong: str) -> No
     assert repr(path) in str(raised.value)
 
 
+def test_what_it_raises_is_one_line_with_its_name_and_place(own: Write) -> None:
+    path = own("def measure(rollouts, options):\n    return 1 / 0\n")
+    with pytest.raises(TracegradError) as raised:
+        advantages(returns(1, 0), estimator_named(path), Options())
+    file = path.partition(":")[0] + ".py"
+    assert str(raised.value) == (
+        f"the advantage estimator {path!r} failed: ZeroDivisionError: division by zero, at {file}:2"
+    )
+
+
 def test_ragged_lists_of_arrays_are_fine(own: Write) -> None:
     path = own(
         "import numpy as np\n"
@@ -102,7 +112,10 @@ def test_ragged_lists_of_arrays_are_fine(own: Write) -> None:
     ("path", "wrong"),
     [
         ("grpoo", "no advantage estimator 'grpoo': choose one of grpo, .* or name a function of your own"),
-        ("no_such_module_here:measure", "cannot be imported .* see that the module is in this directory or installed"),
+        (
+            "no_such_module_here:measure",
+            "cannot be imported .* see that the module is in this directory, beside the file",
+        ),
         ("math:no_such_function", "'no_such_function' is not there"),
         ("math:pi", "'pi' is not a function"),
         (":measure", "cannot be imported"),

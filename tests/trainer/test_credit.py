@@ -202,12 +202,22 @@ def test_a_scheme_of_ones_own(calls: list[Call], tmp_path: Path, monkeypatch: py
         "def too_few(execution):\n"
         "    return [1.0]\n"
         "number = 5\n"
+        "def texts(execution):\n"
+        "    return ['much'] * len(execution.transitions)\n"
+        "def divides(execution):\n"
+        "    return 1 / 0\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     found = execution([span("root"), *under("root", calls)], calls, {"root": 2.0})
     assert np.array_equal(scheme_named("credits_of_mine:last_only")(found), [0.0, 0.0, 2.0])
     with pytest.raises(TracegradError, match="must return one finite number for each of the 3 transitions"):
         scheme_named("credits_of_mine:too_few")(found)
+    with pytest.raises(TracegradError, match=r"each of the 3 transitions, not list of something else \(could not conv"):
+        scheme_named("credits_of_mine:texts")(found)
+    with pytest.raises(
+        TracegradError, match=r"'credits_of_mine:divides' failed: ZeroDivisionError: .*, at credits_of_m"
+    ):
+        scheme_named("credits_of_mine:divides")(found)
     with pytest.raises(SettingsError, match="'nothing' is not there"):
         scheme_named("credits_of_mine:nothing")
     with pytest.raises(SettingsError, match="'number' is not a function"):
