@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from tracegrad.context_overflow import is_context_overflow
+from tracegrad.finish_reasons import CONTEXT_FULL, TRUNCATED
 from trainer.choices import ErrorType, OnFailure
 from trainer.config import DataConfig
 from trainer.spans import Span, shared_traces
@@ -32,9 +33,6 @@ DEFAULTS: Mapping[ErrorType, OnFailure] = {
 """What the policy did is told to it; what befell it is left out; and what a call did wrong is for rewards to judge."""
 
 STRICTEST_FIRST: tuple[OnFailure, ...] = ("drop", "mask", "penalize", "keep")
-
-TRUNCATED = frozenset({"length", "max_tokens"})
-CONTEXT_FULL = "model_context_window_exceeded"
 
 ERROR_OF_STATUS: Mapping[str, ErrorType] = {"failed": "exception", "timeout": "timeout", "lost": "lost"}
 """What the launcher's word for an end says; who was cancelled, and what the engine did, is told by more."""

@@ -17,10 +17,10 @@ from trainer.config import TrainConfig
 from trainer.gate import Gate
 from trainer.members import NO_REWARD
 from trainer.plan import Plan
+from trainer.reasons import FAILED
 from trainer.samples import Sample
 
 GROUP_REASONS = frozenset({"singleton_group", "no_signal"})
-FAILURE_PREFIX = "failed_"
 SPANS_TOLD = 3
 
 ADVICE = {
@@ -115,7 +115,7 @@ class GateReport(BaseModel):
             policy=config.data.policy,
             step=number,
             at=datetime.now(UTC).isoformat(timespec="seconds"),
-            looked_at=sum(count for reason, count in reasons.items() if not reason.startswith(FAILURE_PREFIX)),
+            looked_at=sum(count for reason, count in reasons.items() if not reason.startswith(FAILED)),
             failed=sum(judged.values()),
             max_failed_share=config.gate.max_failed_share,
             reasons=judged,
@@ -172,7 +172,7 @@ WAY_OUT = "`tracegrad doctor --rollout ID` explains one rollout; gate.max_failed
 
 def is_gate_reason(reason: str) -> bool:
     """Whether a drop reason says that the call itself is not fit to train on."""
-    return reason != "" and reason not in GROUP_REASONS and not reason.startswith(FAILURE_PREFIX)
+    return reason != "" and reason not in GROUP_REASONS and not reason.startswith(FAILED)
 
 
 def _failing(samples: Sequence[Sample], gate: Gate, compared: Agreement | None) -> tuple[FailedCall, ...]:

@@ -17,6 +17,7 @@ from trainer.batch_choices import Choices
 from trainer.choices import OnFailure
 from trainer.credit import Execution, scheme_named
 from trainer.failures import errors_of_call, errors_of_rollout, overflowed
+from trainer.reasons import FAILED
 from trainer.rollout import Rollout
 from trainer.spans import Span, SpanTree
 from trainer.tool_requests import tool_requests
@@ -98,9 +99,9 @@ class Members:
             if item.call.policy == self._policy and self._choices.takes(item.call.agent)
         ]
         if action == "drop" or not rewards:
-            self._leave_out(selected, f"failed_{error}" if action == "drop" else NO_REWARD)
+            self._leave_out(selected, f"{FAILED}{error}" if action == "drop" else NO_REWARD)
             return
-        masked = {item.call.span_id: f"failed_{error}" for item in selected if action == "mask"}
+        masked = {item.call.span_id: f"{FAILED}{error}" for item in selected if action == "mask"}
         tree = SpanTree(rollout.spans, rollout.root_span_id)
         requests = tool_requests(tree, rollout.calls, [item.call for item in selected])
         selected = self._without_failed_calls(rollout, selected, requests, rewards, masked)
@@ -165,12 +166,12 @@ class Members:
             self.failures.update((error, policy.of(error)) for error in errors)
             error, action = policy.strictest(errors)
             if action == "drop":
-                self._leave_out([item], f"failed_{error}")
+                self._leave_out([item], f"{FAILED}{error}")
                 for gone in (span_id, *(tool.span_id for tool in tools.get(span_id, ()))):
                     rewards.pop(gone, None)
                 continue
             if action == "mask":
-                masked.setdefault(span_id, f"failed_{error}")
+                masked.setdefault(span_id, f"{FAILED}{error}")
             elif action == "penalize":
                 _add(rewards, span_id, self._choices.penalty)
             staying.append(replace(item, reward=rewards.get(span_id, 0.0)))

@@ -7,11 +7,8 @@ from reward.rules.facts import Attempt, ToolCall
 from reward.rules.finding import Finding
 from reward.rules.settings import AgentSettings, ToolSettings
 from tracegrad.context_overflow import is_context_overflow
+from tracegrad.finish_reasons import CONTEXT_FULL, TRUNCATED
 
-TRUNCATED = ("length", "max_tokens", "max_output_tokens", "MAX_TOKENS")
-"""Finish reasons of an answer that was cut at its longest: chat completions' and what providers say themselves."""
-CONTEXT_FULL = "model_context_window_exceeded"
-"""Finish reason of an answer that the end of the context cut off, where a provider tells it from others."""
 LONGEST_QUOTE = 200
 
 

@@ -120,6 +120,8 @@ def test_without_a_launcher_the_topmost_span_says_it(
         ({}, [], ()),
         ({"finish_reason": "stop"}, [span("t", is_tool=True)], ()),
         ({"finish_reason": "length"}, [], ("truncation",)),
+        ({"finish_reason": "max_output_tokens"}, [], ("truncation",)),
+        ({"finish_reason": "MAX_TOKENS"}, [], ("truncation",)),
         ({"finish_reason": "model_context_window_exceeded"}, [], ("context_overflow",)),
         ({"answer_faults": ("refusal",)}, [], ("refusal",)),
         ({"answer_faults": ("malformed_tool_call",)}, [], ("malformed_tool_call",)),
