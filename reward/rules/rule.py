@@ -31,7 +31,10 @@ class Reward:
 
 @dataclass(frozen=True)
 class Rule:
-    """`version`: a digest of its settings and of its code. `find`: yields span id, amount and explanation."""
+    """`version`: a digest of its settings and of its module's text, for one of ours of its number in `kinds` instead.
+
+    `find`: yields span id, amount and explanation.
+    """
 
     name: str
     label: str
