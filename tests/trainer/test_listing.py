@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -143,9 +143,9 @@ def test_many_tasks_are_asked_for_in_parts(agents: RecordedAgents, monkeypatch: 
     store = Store(agents.collector.clickhouse)
     tasks = [f"{agents.policy}.one", *(f"{agents.policy}.{number:050}" for number in range(500))]
     asked: list[list[str]] = []
-    rows = store._rows
+    blocks = store._blocks
     monkeypatch.setattr(
-        store, "_rows", lambda name, **values: (asked.append(values["task_ids"]), rows(name, **values))[1]
+        store, "_blocks", lambda name, **values: (asked.append(values["task_ids"]), blocks(name, **values))[1]
     )
     assert len(store.rollouts(Since(0, untrained_only=False), task_ids=tasks)) == 2
     assert sorted(task for part in asked for task in part) == sorted(tasks)
@@ -166,21 +166,55 @@ def test_gamma_discounts_all_but_identical_credit(agents: RecordedAgents) -> Non
     assert credits("--credit", "step") == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gigpo"])
-def test_parts_of_a_store_are_judged_as_the_whole_is(
-    agents: RecordedAgents, monkeypatch: pytest.MonkeyPatch, estimator: str
-) -> None:
+def test_parts_of_a_store_are_judged_as_the_whole_is(agents: RecordedAgents, monkeypatch: pytest.MonkeyPatch) -> None:
     with agents.together():
-        for task in ("one", "two", "three"):
-            agents.pair(task)
-            agents.run(task, 0.25)
-        agents.run("four", 1.0)
-    arguments = ["--policy", agents.policy, "--advantage", estimator]
-    whole = listed(agents.collector, *arguments)
-    monkeypatch.setattr(listing, "ROLLOUTS_AT_ONCE", 2)
-    assert listed(agents.collector, *arguments) == whole
-    assert len(whole) == 20
-    assert len({line["advantage"] for line in whole}) >= 3
+        tasks = [{*agents.pair(task), agents.run(task, 0.25)} for task in ("one", "two")]
+        tasks.append({agents.run("alone", 1.0)})
+    own = set.union(*tasks)
+    read: dict[tuple[str, ...], list[Rollout]] = {}
+    filled = Store.filled
+
+    def once(store: Store, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Rollouts read together look the same to every estimator."""
+        key = tuple(sorted(rollout.rollout_id for rollout in rollouts))
+        if key not in read:
+            read[key] = filled(store, rollouts)
+        found = {rollout.key: rollout for rollout in read[key]}
+        return [found[rollout.key] for rollout in rollouts]
+
+    monkeypatch.setattr(Store, "filled", once)
+    estimators = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gigpo")
+    arguments = {estimator: ["--policy", agents.policy, "--advantage", estimator] for estimator in estimators}
+    whole = {estimator: listed(agents.collector, *arguments[estimator]) for estimator in estimators}
+    assert {len(own & set(key)) for key in read} == {7}
+    monkeypatch.setattr(listing, "ROLLOUTS_AT_ONCE", 4)
+    for estimator in estimators:
+        assert listed(agents.collector, *arguments[estimator]) == whole[estimator]
+        assert len(whole[estimator]) == 14
+        assert len({line["advantage"] for line in whole[estimator]}) >= 3
+    assert any(own & set(key) in tasks for key in read), "of two parts, the second is a group alone"
+
+
+def test_another_policys_rollouts_are_not_read(agents: RecordedAgents, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rollout without any call is of everybody, since it may have died before it made one."""
+    agents.pair("one")
+    with agents.together():
+        own = agents.pair("one", **{"tracegrad.policy.name": f"{agents.policy}-b"})
+        died = agents.run("one", 0.0, n_calls=0)
+        mixed = agents.run("one", 1.0, **{"tracegrad.policy.name": [f"{agents.policy}-b", agents.policy]})
+    asked: list[str] = []
+    filled = Store.filled
+    monkeypatch.setattr(
+        Store,
+        "filled",
+        lambda store, rollouts: (asked.extend(one.rollout_id for one in rollouts), filled(store, rollouts))[1],
+    )
+    task = f"{agents.policy}.one"
+    lines = listed(agents.collector, "--policy", f"{agents.policy}-b", "--task", task)
+    assert sorted(asked) == sorted([*own, died, mixed])
+    everybody = [line for line in listed(agents.collector, "--task", task) if line["policy"] == f"{agents.policy}-b"]
+    assert lines == everybody
+    assert len(lines) == 5
 
 
 def test_a_table_for_people(agents: RecordedAgents) -> None:
