@@ -16,7 +16,7 @@ SELECT
     toUInt64OrNull(SpanAttributes['gen_ai.usage.output_tokens']) AS output_tokens,
     if(PromptLength > 0, toUInt64(PromptLength), length(PromptTokenIds)) AS n_prompt,
     length(ResponseTokenIds) AS n_response,
-    if(position(said, '"tool_call"') > 0 OR position(said, '<tool_call>') > 0, said, '') AS output_messages,
+    if(position(said, '"tool_call"') > 0 OR position(said, 'tool_call>') > 0, said, '') AS output_messages,
     if(offered = '', 0, sipHash64(offered)) AS definitions,
     SpanAttributes['tracegrad.extends.tools'] = 'true' AS same_tools,
     ExtendsSpanId AS extends_span_id

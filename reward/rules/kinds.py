@@ -23,7 +23,7 @@ KINDS: Mapping[str, Kind] = {
     "tool_failed": Kind(ToolSettings, tools.tool_failed),
     "tool_retried": Kind(ToolSettings, tools.tool_retried),
     "invalid_tool_arguments": Kind(ToolSettings, calls.invalid_tool_arguments),
-    "malformed_tool_call": Kind(ToolSettings, calls.malformed_tool_call),
+    "malformed_tool_call": Kind(ToolSettings, calls.malformed_tool_call, version=2),
     "answer_truncated": Kind(AgentSettings, calls.answer_truncated),
     "context_overflow": Kind(AgentSettings, calls.context_overflow),
     "latency": Kind(LatencySettings, spending.latency),

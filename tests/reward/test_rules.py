@@ -266,6 +266,14 @@ async def test_what_is_malformed_is_what_the_store_calls_so(settings: Settings, 
     assert evaluated.rules["rule.malformed_tool_call"].times == 7
 
 
+async def test_markup_that_stayed_text_is_malformed(settings: Settings, recorder: Recorder, rules: Any) -> None:
+    texts = ["<tool_call>{", "{}</tool_call>", "no <tool>"]
+    calls = [recorder.call(OUTPUT_MESSAGES=said({"type": "text", "content": text})) for text in texts]
+    recorder.send(*calls, recorder.root_span())
+    await apply(settings, recorder, rules("[rules.malformed_tool_call]\nweight = -1"))
+    assert {span_id for span_id, _ in scores(settings, recorder)} == {call.span_id.hex() for call in calls[:2]}
+
+
 @pytest.fixture
 def own_module(tmp_path: Path) -> Iterator[str]:
     """A module beside the rules, with functions of a user's."""
