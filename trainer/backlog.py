@@ -42,6 +42,7 @@ class Backlog:
     total: int
     ready: int
     settling: int
+    lost: int
     running: int
     unrewarded: int
     uncalled: int

@@ -62,6 +62,8 @@ def make_plan(config: TrainConfig, store: Store, gate: Gate, since: Since, *, hu
     if since.untrained_only:
         gate = replace(gate, trained=store.trained_spans(data.policy, rollouts))
     samples = samples_of(rollouts, data.policy, choices, gate)
+    if backlog.lost:  # they stay where they are: whoever is heard of again may still be given a reward
+        samples = replace(samples, failures={**samples.failures, ("lost", "drop"): backlog.lost})
     if data.agents and not samples.all:
         raise NothingToTrainError(_nobody_chosen(data, rollouts))
     sampled = {sample.rollout for sample in samples.all}
@@ -88,7 +90,8 @@ def _why_nothing(data: DataConfig, backlog: Backlog) -> str:
     return (
         f"nothing new to train policy {data.policy!r} on: of {backlog.total} rollouts in the store, "
         f"{backlog.ready} are ready{wanted}, {backlog.settling} settling, {backlog.running} running, "
-        f"{backlog.unrewarded} without a reward, {backlog.uncalled + backlog.alongside} without a call of this policy "
+        f"{backlog.lost} lost, {backlog.unrewarded} without a reward, "
+        f"{backlog.uncalled + backlog.alongside} without a call of this policy "
         f"and {backlog.trained} already trained: run `tracegrad rollout`, then `tracegrad reward`"
     )
 

@@ -1,8 +1,8 @@
 -- What became of every attempt that may be learned from (held-out ones are left out). Of its rewards those of the names
--- `counted` count, or all where `every`. `state` is one of: `trained`;
--- `running`; `unrewarded`; `uncalled` (no call of the policy); `settling` (quiet for too short a time, so that a span
--- may still be on its way); `ready`; `alongside` (it counts beside others of its task: it died before its first call, or it
--- ended in one of the `penalized` ways and was given no reward but the penalty).
+-- `counted` count, or all where `every`. `state` is one of: `trained`; `lost` (nothing is heard of it any more, and no
+-- penalty is its reward); `running`; `unrewarded`; `uncalled` (no call of the policy); `settling` (quiet for too short a
+-- time, so that a span may still be on its way); `ready`; `alongside` (it counts beside others of its task: it died before
+-- its first call, or it ended in one of the `penalized` ways and was given no reward but the penalty).
 -- An attempt without a root span was not started by the launcher: rewarded and quiet, it is over.
 WITH
     consumed AS (
@@ -35,6 +35,7 @@ WITH
             countIf(called AND reward IS NOT NULL AND NOT trained) OVER (PARTITION BY task_id) AS n_called_of_task,
             multiIf(
                 trained, 'trained',
+                status = 'lost' AND NOT penalized, if(called, 'lost', 'uncalled'),
                 NOT finished AND (status != 'running' OR reward IS NULL), 'running',
                 reward IS NULL AND NOT (penalized AND n_called_of_task > 0), 'unrewarded',
                 NOT called AND (NOT died OR n_called_of_task = 0), 'uncalled',

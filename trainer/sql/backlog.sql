@@ -3,6 +3,7 @@ SELECT
     count() AS total,
     countIf(state = 'ready') AS ready,
     countIf(state = 'settling') AS settling,
+    countIf(state = 'lost') AS lost,
     countIf(state = 'running') AS running,
     countIf(state = 'unrewarded') AS unrewarded,
     countIf(state = 'uncalled') AS uncalled,
