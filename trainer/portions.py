@@ -14,8 +14,8 @@ CHARACTERS = 4_000
 """Of ids, as they travel in a request's address; the driver puts longer lists into its body."""
 MOST_CHARACTERS = 100_000
 """Of ids, in a body: ClickHouse takes 128 KiB of one value."""
-BYTES = 16 << 20
-"""That an answer is to have. The store needs five times as much meanwhile, or twenty if calls hold whole prompts."""
+BYTES = 24 << 20
+"""That an answer is to have. The store needs five times as much meanwhile, or more if calls hold whole prompts."""
 FIRST, MOST, FASTER = 64, 1_024, 4
 """Ids: as long as nothing is known of answers, at most, and how many times as many as before."""
 
