@@ -11,6 +11,7 @@ from recorded_tree import RecordedTree
 from typer.testing import CliRunner
 
 from tracegrad.cli import app
+from tracegrad.errors import InputError
 
 
 def invoke(agents: RecordedAgents, *arguments: object) -> Any:
@@ -60,3 +61,18 @@ def test_a_copy_of_it_is_a_rollout_of_its_own(
     assert imported["reward"] == 3
     assert trace not in (imported["rollout_id"], imported["trace_id"])
     assert known(agents, own.rollout_id) == before
+
+
+def test_nothing_is_imported_into_a_rollout_that_was_recorded(
+    agents: RecordedAgents, tree: tuple[RecordedTree, bytes, bytes], tmp_path: Path
+) -> None:
+    own, _, _ = tree
+    before = known(agents, own.rollout_id)
+    foreign = tmp_path / "foreign.json"
+    foreign.write_text(json.dumps({"gen_ai.operation.name": "chat", "input": "Hi", "output": "Ho"}))
+    done = invoke(agents, "import", foreign, "--rollout", own.rollout_id)
+    assert isinstance(done.exception, InputError)
+    assert f"rollout {own.rollout_id} was recorded here, with 2 spans" in str(done.exception)
+    assert known(agents, own.rollout_id) == before
+    for _ in range(2):
+        assert invoke(agents, "import", foreign, "--rollout", f"{own.rollout_id}-copy").exit_code == 0

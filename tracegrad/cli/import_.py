@@ -43,11 +43,15 @@ def command(
     """
     chosen = settings.load(config)
     from tracegrad.importing import reading, sending
+    from tracegrad.importing.own_rollouts import refuse_recorded
 
     found = [reading.recognised(file, chosen_format) for file in files]
     with counting("read", "records") as progress:
         what = sending.read(found, rollout or None, task or None, progress)
     if not dry_run:
+        if rollout:
+            asyncio.run(wait_until_delivered(chosen))
+            refuse_recorded(chosen.clickhouse, rollout)
         with counting("sent", "records") as progress:
             asyncio.run(sending.send(what, chosen, progress))
         asyncio.run(wait_until_delivered(chosen))
