@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import free_ports
+import hypothesis
 import pytest
+
+# How long an example takes is the machine's affair: several processes run tests side by side.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 GROUPS = {
     "kills": r"/test_killed\.py::.*\[50\]$",

@@ -17,12 +17,12 @@ def test_a_call_that_comes_after_root_and_reward_is_trained_on(world: World, cap
     late = threading.Timer(0.2, world.agents.late_call, (first, 1))
     late.start()
     with caplog.at_level(logging.INFO, "trainer.run"):
-        (step,) = world.train(changed(world.config, "data", settle="3s"))
+        (step,) = world.train(changed(world.config, "data", settle="6s"))
     late.join()
     assert step.metrics["n_rows"] == 3
     assert Counter(row["rollout_id"] for row in world.samples()) == {first: 2, second: 1}
     assert [record.message for record in caplog.records if "data.settle" in record.message] == [
-        f"waiting at most data.settle=3s: 2 rollouts of policy {world.agents.policy!r} settle"
+        f"waiting at most data.settle=6s: 2 rollouts of policy {world.agents.policy!r} settle"
     ]
 
 
