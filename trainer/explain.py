@@ -32,8 +32,8 @@ from trainer.vocabulary import Vocabulary
 class CallFacts:
     """One call. `number`: its place in the attempt, from 1. `why_inexact`: of the sidecar, empty where it is exact.
 
-    `why_none`: why it is no transition. `verdict`: None where it is none. `shares`: what its credit consists of; None
-    where a scheme of the user's own does not say.
+    `why_none`: why it is no transition, or none of the job's. `verdict`: None where it is none. `shares`: what its
+    credit consists of; None where a scheme of the user's own does not say.
     """
 
     number: int
@@ -131,6 +131,7 @@ def explain(
     full = overflowed(ordered, rollout.spans)
     error = errors_of_rollout(rollout.status, rollout.error_type, rollout.calls, rollout.spans)
     failures = wanted.choices.failures
+    why_none = {call.span_id: _why_none(call, transitions, wanted) for call in ordered}
     return Explanation(
         rollout=weighed,
         attempts=attempts,
@@ -140,14 +141,14 @@ def explain(
                 number=numbers[call.span_id],
                 call=call,
                 why_inexact="" if call.trainable else call.untrainable_reason or "untrainable",
-                why_none=_why_none(call, transitions),
+                why_none=why_none[call.span_id],
                 errors=errors_of_call(
                     call,
                     [tree.spans[match.span_id] for match in asked.get(call.span_id, ())],
                     context_full=call.span_id in full,
                 ),
                 tools=asked.get(call.span_id, ()),
-                verdict=verdicts.get((call.policy, call.span_id)) if call.span_id in transitions else None,
+                verdict=None if why_none[call.span_id] else verdicts.get((call.policy, call.span_id)),
                 shares=of_call.get(call.span_id, ()),
                 follows=follows.get(call.span_id),
             )
@@ -209,14 +210,18 @@ def _started(calls: Sequence[Call], span_id: str) -> tuple[int, str]:
     return next(order_of(call) for call in calls if call.span_id == span_id)
 
 
-def _why_none(call: Call, transitions: Mapping[str, Transition]) -> str:
-    if call.span_id in transitions:
-        return ""
+def _why_none(call: Call, transitions: Mapping[str, Transition], wanted: Wanted) -> str:
     if not call.policy:
         return "no policy: its model is only passed through"
     if call.failed:
         return f"it failed: {call.error_type or 'no response'}"
-    return "it was asked again, so the agent never had this response"
+    if call.span_id not in transitions:
+        return "it was asked again, so the agent never had this response"
+    if wanted.policy not in (None, call.policy):
+        return f"it is of policy {call.policy}, the job trains {wanted.policy}"
+    if not wanted.choices.takes(call.agent):
+        return f"data.agents leaves out {call.agent or 'calls of no agent'}"
+    return ""
 
 
 def _penalties(rewards: Mapping[str, float], executions: Iterable[Execution | None]) -> dict[str, float]:
@@ -233,7 +238,7 @@ def _group(rollout: Rollout, batch: Sequence[Rollout], wanted: Wanted) -> GroupF
     weighed = [wanted.choices.reward_set.weighed(one) for one in batch if one.group == rollout.group]
     rewards = [one.reward for one in weighed if one.reward is not None and one.split != "eval"]
     return GroupFacts(
-        name=rollout.group,
+        name=rollout.group + (", agent by agent" if wanted.choices.group_by == "task-agent" else ""),
         rollouts=len(weighed),
         reward_mean=float(np.mean(rewards)) if rewards else 0.0,
         reward_std=float(np.std(rewards, ddof=1)) if len(rewards) > 1 else 0.0,

@@ -117,11 +117,12 @@ def judged_attempt(store: Store, key: Attempt, wanted: Wanted) -> tuple[list[Rol
 def _attempts(store: Store, wanted: Wanted) -> tuple[set[Attempt], list[Rollout]]:
     """The attempts to show, and all that are needed to judge them: a group is measured as a whole.
 
-    Policies are judged apart, so that other policies' attempts are not needed for one.
+    Policies are judged apart, so that other policies' attempts are not needed for one. A rollout that was asked for is
+    there in any case.
     """
     rollout_ids = [wanted.rollout_id] if wanted.rollout_id is not None else []
     task_ids = [wanted.task_id] if wanted.task_id is not None else []
-    shown = store.rollouts(wanted.since, rollout_ids, task_ids, wanted.policy)
+    shown = store.rollouts(wanted.since, rollout_ids, task_ids, None if rollout_ids else wanted.policy)
     beside: list[Rollout] = []
     everything = Since(0, untrained_only=False)
     if shown and wanted.advantages and _batch_wide(wanted.choices):

@@ -156,6 +156,40 @@ def test_what_failed_and_what_a_job_does_about_it(agents: RecordedAgents, tmp_pa
     assert "maximum context length" in text
 
 
+def test_a_job_has_verdicts_on_its_own_calls_only(agents: RecordedAgents, tmp_path: Path) -> None:
+    one = RecordedTree(agents)
+    writer, critic = one.agent("writer"), one.agent("critic")
+    one.call(writer, [1], [2])
+    one.call(critic, [3], [4])
+    one.call(writer, [5], [6], **{"tracegrad.policy.name": "another"})
+    one.reward(one.root.span_id, "answer", 1.0)
+    rollout_id = one.send()
+    job = tmp_path / "train.toml"
+
+    def of_job(policy: str) -> str:
+        job.write_text(
+            f'[data]\npolicy = "{policy}"\nagents = ["writer"]\n'
+            f'[engine]\nmodel = "{tmp_path}"\ncheckpoints = "{tmp_path}"\n'
+        )
+        return doctor(agents, "--rollout", rollout_id, "--job", str(job))
+
+    text = of_job(agents.policy)
+    assert "  call 1: credit +1.0000 = +1.0000 rollout" in text
+    assert "  call 2: no transition: data.agents leaves out critic" in text
+    assert f"  call 3: no transition: it is of policy another, the job trains {agents.policy}" in text
+    text = of_job("unheard-of")
+    assert f"  call 1: no transition: it is of policy {agents.policy}, the job trains unheard-of" in text
+
+
+def test_names_cannot_move_the_cursor(agents: RecordedAgents) -> None:
+    one = RecordedTree(agents)
+    agent = one.agent("wri\x1b[2Jter")
+    one.tool("ca\rlc", agent, error="Tool\x07Exception")
+    text = doctor(agents, "--rollout", one.send())
+    assert "agent wri\\x1b[2Jter" in text
+    assert "tool ca\\rlc, asked for by no call, FAILED Tool\\x07Exception" in text
+
+
 def test_what_a_step_did_is_told(world: World) -> None:
     agents = world.agents
     good, bad = agents.pair("one")

@@ -204,11 +204,12 @@ def test_another_policys_rollouts_are_not_read(agents: RecordedAgents, monkeypat
         mixed = agents.run("one", 1.0, **{"tracegrad.policy.name": [f"{agents.policy}-b", agents.policy]})
     asked: list[str] = []
     filled = Store.filled
-    monkeypatch.setattr(
-        Store,
-        "filled",
-        lambda store, rollouts: (asked.extend(one.rollout_id for one in rollouts), filled(store, rollouts))[1],
-    )
+
+    def noted(store: Store, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        asked.extend(rollout.rollout_id for rollout in rollouts)
+        return filled(store, rollouts)
+
+    monkeypatch.setattr(Store, "filled", noted)
     task = f"{agents.policy}.one"
     lines = listed(agents.collector, "--policy", f"{agents.policy}-b", "--task", task)
     assert sorted(asked) == sorted([*own, died, mixed])

@@ -1,18 +1,14 @@
 """`tracegrad doctor --rollout`: one rollout, drawn and explained for a person."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracegrad.cli.table import table
+from tracegrad.cli.doctor_tree import short, tree_lines
+from tracegrad.cli.table import printable, table
 
 if TYPE_CHECKING:
     from trainer.explain import CallFacts, Explanation
-    from trainer.spans import Span
-
-LONGEST_NAME = 60
-LONGEST_MESSAGE = 120
 
 
 def as_object(found: "Explanation") -> dict[str, Any]:
@@ -79,7 +75,7 @@ def lines(found: "Explanation") -> Iterator[str]:
     """The explanation as text."""
     yield from _head(found)
     yield ""
-    yield from _Tree(found).lines()
+    yield from tree_lines(found)
     if found.calls:
         yield ""
         yield from _calls(found)
@@ -97,7 +93,7 @@ def _head(found: "Explanation") -> Iterator[str]:
     which = f"attempt {rollout.attempt}" + (f" of {len(found.attempts)}" if len(found.attempts) > 1 else "")
     task = f", task {rollout.task_id}" if rollout.task_id else ", no task"
     held_out = ", held out (eval)" if rollout.split == "eval" else ""
-    yield f"Rollout {rollout.rollout_id}, {which}: {rollout.status}{task}{held_out}"
+    yield printable(f"Rollout {rollout.rollout_id}, {which}: {rollout.status}{task}{held_out}")
     if found.error is not None:
         done = f": what a job does about it is to {found.action} it" if found.action else ""
         yield f"Failed ({found.error}{f', {rollout.error_type}' if rollout.error_type else ''}){done}"
@@ -109,80 +105,6 @@ def _head(found: "Explanation") -> Iterator[str]:
         )
     else:
         yield "Measured against nobody: no other rollout of its task is in its batch"
-
-
-class _Tree:
-    """The spans that matter, each under the nearest one that does: agents, tools, calls, failures, rewards."""
-
-    def __init__(self, found: "Explanation") -> None:
-        self._found = found
-        self._tree = found.tree
-        self._numbers = {facts.call.span_id: facts for facts in found.calls}
-        self._asked = {match.span_id: (facts, match) for facts in found.calls for match in facts.tools}
-        given = {reward.span_id for reward in found.rewards}
-        shown = {
-            span.span_id
-            for span in self._tree.spans.values()
-            if span.agent or span.is_tool or span.failed or span.span_id in given or span.span_id in self._numbers
-        }
-        if self._tree.root_span_id in self._tree.spans:
-            shown.add(self._tree.root_span_id)
-        self._left_out = len(self._tree.spans) - len(shown)
-        self._under: dict[str, list[str]] = defaultdict(list)
-        for span_id in sorted(shown, key=lambda one: (self._tree.spans[one].started_ns, one)):
-            above = next((one for one in self._tree.ancestors(span_id) if one in shown), "")
-            self._under[above].append(span_id)
-
-    def lines(self) -> Iterator[str]:
-        yield "Spans" + (f" (without {self._left_out} that are no agent's, tool's or call's)" if self._left_out else "")
-        if not self._under:
-            yield "none has arrived"
-        waiting = [(span_id, "", "") for span_id in reversed(self._under[""])]
-        while waiting:
-            span_id, before, below = waiting.pop()
-            yield before + self._told(span_id)
-            children = self._under.get(span_id, [])
-            last = len(children) - 1
-            waiting += [
-                (child, below + ("└─ " if index == last else "├─ "), below + ("   " if index == last else "│  "))
-                for index, child in reversed(list(enumerate(children)))
-            ]
-
-    def _told(self, span_id: str) -> str:
-        span = self._tree.spans[span_id]
-        name = span.name if len(span.name) <= LONGEST_NAME else span.name[: LONGEST_NAME - 1] + "…"
-        parts = [name]
-        if (facts := self._numbers.get(span_id)) is not None:
-            parts = [f"call {facts.number}: {name}", *_told_of(facts)]
-        elif span.is_tool:
-            parts = [f"tool {span.tool_name or name}"]
-            if span_id in self._asked:
-                asking, match = self._asked[span_id]
-                parts.append(f"asked for by call {asking.number} ({match.how})")
-            else:
-                parts.append("asked for by no call")
-        elif span.agent:
-            parts = [f"agent {span.agent}"]
-        parts += [f"{reward.name} {reward.score:+g}" for reward in self._found.rewards if reward.span_id == span_id]
-        if span.failed:
-            parts.append(f"FAILED {_failure(span)}".rstrip())
-        return ", ".join(parts)
-
-
-def _told_of(facts: "CallFacts") -> Iterator[str]:
-    call = facts.call
-    if call.policy:
-        yield "version " + ("unknown" if call.policy_version is None else str(call.policy_version))
-    yield f"{len(call.prompt_token_ids)} -> {len(call.response_token_ids)} tokens"
-    if call.finish_reason:
-        yield call.finish_reason
-    yield from facts.errors
-
-
-def _failure(span: "Span") -> str:
-    """One line about a span that failed; the type is often the message's beginning, or all of it."""
-    message = (span.error_message.strip().splitlines() or [""])[0][:LONGEST_MESSAGE]
-    return message if message.startswith(span.error_type) else f"{span.error_type} {message}".strip()
 
 
 def _calls(found: "Explanation") -> list[str]:
@@ -223,7 +145,7 @@ def _rewards(found: "Explanation") -> Iterator[str]:
             reaches = ""
         else:
             reaches = ": reaches no call"
-        yield f"  {reward.name} {reward.score:+g}{weight} on {_name(found, reward.span_id)}{reaches}"
+        yield f"  {short(reward.name)} {reward.score:+g}{weight} on {_name(found, reward.span_id)}{reaches}"
     for span_id, penalty in found.penalties.items():
         yield f"  penalty {penalty:+g} on {_name(found, span_id)}"
 
@@ -263,7 +185,7 @@ def _name(found: "Explanation", span_id: str) -> str:
     span = found.tree.spans.get(span_id)
     if span is None:
         return "the rollout, whose root span has not arrived" if not span_id else f"span {span_id}, which is not there"
-    return f"tool {span.tool_name}" if span.is_tool and span.tool_name else span.name
+    return f"tool {short(span.tool_name)}" if span.is_tool and span.tool_name else short(span.name)
 
 
 def _numbered(numbers: Sequence[int]) -> str:
