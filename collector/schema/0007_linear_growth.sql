@@ -1,5 +1,5 @@
 -- A call that extends an earlier one of its rollout is a span that holds only what is new in it; tracegrad/names.py tells
--- what it says of the rest (`tracegrad.extends.*`). The views of 0015 put calls together, and `llm_calls` shows them whole.
+-- what it says of the rest (`tracegrad.extends.*`). The views of 0024 put calls together, and `llm_calls` shows them whole.
 -- Calls form lines: chains, each call extending the one before; what extends a call that has been extended already
 -- begins a line of its own, a fork. Along a line the shared beginnings grow, so that each of them is a beginning of the
 -- line's tokens: a prompt is one slice and what is new. All of it costs as much as its output is long.

@@ -33,7 +33,7 @@ def test_a_call_is_one_row_with_its_tokens(recorder: Recorder) -> None:
             "model": "served",
             "started_at": "2026-09-21 14:13:20.000001000",
             "ended_at": "2026-09-21 14:13:20.000005000",
-            "prompt_token_ids": [1, 2, 4294967295],
+            "prompt_token_ids": [1, 2, 999999999],
             "response_token_ids": [7, 8],
             "logprobs": [-0.5, -0.00125],
             "finish_reason": "stop",
@@ -46,6 +46,8 @@ def test_a_call_is_one_row_with_its_tokens(recorder: Recorder) -> None:
             "response_id": "chatcmpl-1",
             "choice_index": 0,
             "retry_count": 1,
+            "tool_call_ids": [],
+            "answer_faults": [],
         }
     ]
 

@@ -75,7 +75,7 @@ def _called(*, trainable: bool) -> dict[str, otlp.Value]:
         names.ERROR_TYPE: None if trainable else "503",
         names.POLICY_NAME: "policy",
         names.POLICY_VERSION: 3,
-        names.PROMPT_TOKEN_IDS: "[1,2,4294967295]",
+        names.PROMPT_TOKEN_IDS: "[1,2,999999999]",
         names.RESPONSE_TOKEN_IDS: "[7,8]",
         names.RESPONSE_LOGPROBS: "[-0.5,-1.25e-3]",
         names.RESPONSE_MODEL: "served",

@@ -45,7 +45,7 @@ class Recorder:
             names.TRAINABLE: True,
             names.POLICY_NAME: "policy",
             names.POLICY_VERSION: 3,
-            names.PROMPT_TOKEN_IDS: "[1,2,4294967295]",
+            names.PROMPT_TOKEN_IDS: "[1,2,999999999]",
             names.RESPONSE_TOKEN_IDS: "[7,8]",
             names.RESPONSE_LOGPROBS: "[-0.5,-1.25e-3]",
             names.REQUEST_MODEL: "asked",

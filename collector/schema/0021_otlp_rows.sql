@@ -21,13 +21,27 @@ ALTER TABLE otel.otel_logs ADD INDEX IF NOT EXISTS idx_ingest_id IngestId TYPE m
 -- The sidecar's token ids and log-probabilities are two thirds of its spans. They are kept as numbers only: the view leaves
 -- their texts out of SpanAttributes, where they would be compressed, merged and read again and again. Spans of others, and
 -- those that another program inserts, keep the texts and have the numbers as well.
+-- JSONExtract makes something of anything: 2.5 an id 2, -7 and null an id 0, null a log-probability 0, which is certainty. So
+-- ids are what is a list of whole numbers of at most 9 digits, log-probabilities a list of numbers; all else is an empty list.
 ALTER TABLE otel.otel_traces
     MODIFY COLUMN PromptTokenIds Array(UInt32)
-        DEFAULT JSONExtract(SpanAttributes['tracegrad.prompt.token_ids'], 'Array(UInt32)') CODEC(T64, ZSTD(1)),
+        DEFAULT if(
+            match(SpanAttributes['tracegrad.prompt.token_ids'], '^\\s*\\[\\s*([0-9]{1,9}(\\s*,\\s*[0-9]{1,9})*)?\\s*\\]\\s*$'),
+            JSONExtract(SpanAttributes['tracegrad.prompt.token_ids'], 'Array(UInt32)'), []) CODEC(T64, ZSTD(1)),
     MODIFY COLUMN ResponseTokenIds Array(UInt32)
-        DEFAULT JSONExtract(SpanAttributes['tracegrad.response.token_ids'], 'Array(UInt32)') CODEC(T64, ZSTD(1)),
+        DEFAULT if(
+            match(SpanAttributes['tracegrad.response.token_ids'], '^\\s*\\[\\s*([0-9]{1,9}(\\s*,\\s*[0-9]{1,9})*)?\\s*\\]\\s*$'),
+            JSONExtract(SpanAttributes['tracegrad.response.token_ids'], 'Array(UInt32)'), []) CODEC(T64, ZSTD(1)),
     MODIFY COLUMN ResponseLogprobs Array(Float32)
-        DEFAULT JSONExtract(SpanAttributes['tracegrad.response.logprobs'], 'Array(Float32)') CODEC(ZSTD(1));
+        DEFAULT if(
+            match(SpanAttributes['tracegrad.response.logprobs'], '^\\s*\\[[-+0-9.eE,\\s]*\\]\\s*$'),
+            JSONExtract(SpanAttributes['tracegrad.response.logprobs'], 'Array(Float32)'), []) CODEC(ZSTD(1));
+
+-- When the span ended. Not every pair of start and duration that others insert, or that is there from before, has an end that
+-- DateTime64(9) can hold: such a span ends when that does, in the year 2262.
+ALTER TABLE otel.otel_traces
+    ADD COLUMN IF NOT EXISTS EndedAt DateTime64(9) ALIAS addNanoseconds(
+        Timestamp, least(Duration, toUInt64(9223372036854775807 - greatest(toUnixTimestamp64Nano(Timestamp), 0))));
 
 -- What one insert brings stays in one file until it is merged: a file for each column would have to be synced each.
 ALTER TABLE otel.otel_traces MODIFY SETTING min_bytes_for_wide_part = 268435456, min_rows_for_wide_part = 1048576;
@@ -70,6 +84,7 @@ ENGINE = Null;
 
 -- Analysing a view is what a small insert costs, and it costs more each time `attributes` is used: hence one for resource,
 -- events and links together. The span's own, which are large, are not copied to join them.
+-- A time beyond the last one that DateTime64(9) can hold, 2262-04-11 23:47:16.854775807, is that one.
 CREATE MATERIALIZED VIEW IF NOT EXISTS otel.otlp_traces_mv TO otel.otel_traces AS
 WITH
     ((kind, s, b, i, d, y, items) -> multiIf(
@@ -97,11 +112,13 @@ WITH
             pairs.value.value, pairs.value.string_value, pairs.value.bool_value, pairs.value.int_value,
             pairs.value.double_value, pairs.value.bytes_value, pairs.value.array_value.values))) AS attributes,
     (id -> if(id IN (unhex('0000000000000000'), unhex('00000000000000000000000000000000')), '', lower(hex(id)))) AS id_text,
+    least(span.start_time_unix_nano, 9223372036854775807) AS started,
+    least(span.end_time_unix_nano, 9223372036854775807) AS ended,
     (ns -> fromUnixTimestamp64Nano(toInt64(least(ns, 9223372036854775807)))) AS time,
     arrayMap(pairs -> attributes(pairs), arrayConcat([resource.attributes], span.events.attributes, span.links.attributes)) AS maps,
     (key -> span.attributes.value.string_value[indexOf(span.attributes.key, key)]) AS string
 SELECT
-    time(span.start_time_unix_nano) AS Timestamp,
+    time(started) AS Timestamp,
     id_text(span.trace_id) AS TraceId,
     id_text(span.span_id) AS SpanId,
     id_text(span.parent_span_id) AS ParentSpanId,
@@ -124,10 +141,16 @@ SELECT
             span.attributes.key, span.attributes.value.value, span.attributes.value.string_value,
             span.attributes.value.bool_value, span.attributes.value.int_value, span.attributes.value.double_value,
             span.attributes.value.bytes_value, span.attributes.value.array_value.values)) AS SpanAttributes,
-    JSONExtract(string('tracegrad.prompt.token_ids'), 'Array(UInt32)') AS PromptTokenIds,
-    JSONExtract(string('tracegrad.response.token_ids'), 'Array(UInt32)') AS ResponseTokenIds,
-    JSONExtract(string('tracegrad.response.logprobs'), 'Array(Float32)') AS ResponseLogprobs,
-    if(span.end_time_unix_nano > span.start_time_unix_nano, span.end_time_unix_nano - span.start_time_unix_nano, 0) AS Duration,
+    if(
+        match(string('tracegrad.prompt.token_ids'), '^\\s*\\[\\s*([0-9]{1,9}(\\s*,\\s*[0-9]{1,9})*)?\\s*\\]\\s*$'),
+        JSONExtract(string('tracegrad.prompt.token_ids'), 'Array(UInt32)'), []) AS PromptTokenIds,
+    if(
+        match(string('tracegrad.response.token_ids'), '^\\s*\\[\\s*([0-9]{1,9}(\\s*,\\s*[0-9]{1,9})*)?\\s*\\]\\s*$'),
+        JSONExtract(string('tracegrad.response.token_ids'), 'Array(UInt32)'), []) AS ResponseTokenIds,
+    if(
+        match(string('tracegrad.response.logprobs'), '^\\s*\\[[-+0-9.eE,\\s]*\\]\\s*$'),
+        JSONExtract(string('tracegrad.response.logprobs'), 'Array(Float32)'), []) AS ResponseLogprobs,
+    if(ended > started, ended - started, 0) AS Duration,
     transform(span.status.code, [0, 1, 2], ['Unset', 'Ok', 'Error'], '') AS StatusCode,
     span.status.message AS StatusMessage,
     arrayMap(ns -> time(ns), span.events.time_unix_nano) AS `Events.Timestamp`,

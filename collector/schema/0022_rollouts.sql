@@ -1,27 +1,7 @@
 -- Rewards by the rollout that they judge, and how rollouts went.
 
--- A filter on a rollout finds the evaluations that name it by this.
-ALTER TABLE otel.otel_logs ADD INDEX IF NOT EXISTS idx_rollout_id RolloutId TYPE bloom_filter(0.001) GRANULARITY 1;
-ALTER TABLE otel.otel_logs MATERIALIZE INDEX idx_rollout_id;
-
--- One row is one choice of whoever runs the store; the newest of a name counts. Names:
--- `lost_after_s`: a rollout that has neither a root span nor a reward is lost when nothing was heard of it for so long.
-CREATE TABLE IF NOT EXISTS otel.view_settings
-(
-    name LowCardinality(String),
-    value Float64,
-    set_at DateTime64(6) DEFAULT now64(6)
-)
-ENGINE = ReplacingMergeTree(set_at)
-ORDER BY name
-SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
-
--- One row. What holds where nothing else was chosen is here and nowhere else.
-CREATE OR REPLACE VIEW otel.chosen_settings AS
-SELECT ifNull(argMaxOrNullIf(value, set_at, name = 'lost_after_s'), 3600) AS lost_after_s
-FROM otel.view_settings;
-
--- One row is one evaluation with a score, as it was written. An id of zeros is none; `judged_trace_id` and `judged_span_id` are
+-- One row is one evaluation with a score, as it was written; one beyond 1e30 is none, as little as one that is not finite, so
+-- that neither sums nor squares of any overflow. An id of zeros is none; `judged_trace_id` and `judged_span_id` are
 -- as they were told, because joins on these find the evaluations of a span by an index.
 CREATE OR REPLACE VIEW otel.evaluations AS
 SELECT
@@ -38,7 +18,7 @@ SELECT
     EvaluationExplanation AS explanation,
     Timestamp AS written_at
 FROM otel.otel_logs
-WHERE EventName = 'gen_ai.evaluation.result' AND EvaluationScore IS NOT NULL;
+WHERE EventName = 'gen_ai.evaluation.result' AND abs(EvaluationScore) <= 1e30;
 
 -- One row is one span that names its rollout; one that was delivered twice may be there twice.
 CREATE OR REPLACE VIEW otel.rollout_spans AS
@@ -147,8 +127,7 @@ RIGHT ANY JOIN
 (
     WITH
         RolloutStatus != '' AS is_root,
-        addNanoseconds(Timestamp, Duration) AS end,
-        (end, SpanId) AS order_of_ends
+        (EndedAt, SpanId) AS order_of_ends
     SELECT
         RolloutId AS rollout_id,
         RolloutAttempt AS attempt,
@@ -158,7 +137,7 @@ RIGHT ANY JOIN
         toString(argMaxIf(RolloutStatus, order_of_ends, is_root)) AS root_status,
         argMaxIf(ErrorType, order_of_ends, is_root) AS error_type,
         if(ended, argMaxIf(Timestamp, order_of_ends, is_root), min(Timestamp)) AS started_at,
-        if(ended, maxIf(end, is_root), NULL) AS ended_at,
+        if(ended, maxIf(EndedAt, is_root), NULL) AS ended_at,
         uniqExactIf((TraceId, SpanId), IsLlmCall) AS n_calls,
         uniqExactIf((TraceId, SpanId), IsLlmCall AND Trainable) AS n_trainable,
         argMaxIf(SpanId, order_of_ends, is_root) AS root_span_id,
@@ -167,7 +146,7 @@ RIGHT ANY JOIN
         argMaxIf(tuple(ExitCode), order_of_ends, is_root).1 AS exit_code,
         argMaxIf(RolloutStdout, order_of_ends, is_root) AS stdout,
         argMaxIf(RolloutStderr, order_of_ends, is_root) AS stderr,
-        max(end) AS last_seen_at,
+        max(EndedAt) AS last_seen_at,
         arraySort(groupUniqArrayIf(PolicyName, IsLlmCall AND PolicyName != '')) AS policies
     FROM otel.otel_traces
     WHERE RolloutId != ''
@@ -267,7 +246,7 @@ FROM
                                 if(ParentSpanId IN ('', '0000000000000000'), 0, cityHash64(ParentSpanId)),
                                 SpanId, ParentSpanId, toString(SpanName), toString(ServiceName),
                                 toUnixTimestamp64Nano(Timestamp),
-                                toUnixTimestamp64Nano(Timestamp) + toInt64(Duration))) AS spans
+                                toUnixTimestamp64Nano(EndedAt))) AS spans
                         FROM otel.otel_traces
                         GROUP BY TraceId
                     )

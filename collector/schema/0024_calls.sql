@@ -21,7 +21,7 @@ SELECT
     -- The tuple is there because argMax takes no NULL.
     argMax(tuple(PolicyVersion), standing).1 AS policy_version,
     argMax(Model, standing) AS model,
-    argMax(Duration, standing) AS duration,
+    argMax(EndedAt, standing) AS ended_at,
     argMax(PromptTokenIds, standing) AS prompt_token_ids,
     argMax(ResponseTokenIds, standing) AS response_token_ids,
     argMax(ResponseLogprobs, standing) AS logprobs,
@@ -211,7 +211,7 @@ SELECT
     calls.policy_version AS policy_version,
     calls.model AS model,
     calls.started_at AS started_at,
-    addNanoseconds(calls.started_at, calls.duration) AS ended_at,
+    calls.ended_at AS ended_at,
     calls.prompt_token_ids AS prompt_token_ids,
     calls.response_token_ids AS response_token_ids,
     calls.logprobs AS logprobs,
@@ -230,7 +230,7 @@ SELECT
 FROM
 (
     SELECT
-        trace_id, span_id, parent_span_id, rollout_id, attempt, task_id, policy, policy_version, model, started_at, duration,
+        trace_id, span_id, parent_span_id, rollout_id, attempt, task_id, policy, policy_version, model, started_at, ended_at,
         prompt_token_ids, response_token_ids, logprobs, finish_reason, trainable, untrainable_reason, error_type,
         input_messages, output_messages, sampling, response_id, choice_index, retry_count, tool_call_ids, answer_faults
     FROM otel.recorded_calls
@@ -251,7 +251,7 @@ FROM
                 lines.message_ends[n_above] - if(begins_anew, lines.message_starts[n_above], 0))) AS messages_above
     SELECT
         new.trace_id, new.span_id, new.parent_span_id, new.rollout_id, new.attempt, new.task_id, new.policy,
-        new.policy_version, new.model, new.started_at, new.duration,
+        new.policy_version, new.model, new.started_at, new.ended_at,
         multiIf(
             new.n_shared = 0, new.prompt_token_ids,
             is_whole AND length(prompt) = new.n_prompt AND CRC32(toString(prompt)) = new.prompt_crc32, prompt,

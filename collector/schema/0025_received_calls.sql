@@ -79,16 +79,22 @@ FROM
     )
 );
 
--- One row is one sampled choice that its agent received: one transition, still without what comes after it and its worth.
+-- One row is one sampled choice of a policy that its agent received: one transition.
 CREATE OR REPLACE VIEW otel.received_calls AS
 SELECT
-    steps.rollout_id AS rollout_id, steps.attempt AS attempt, steps.agent AS agent, steps.trace_id AS trace_id,
-    steps.span_id AS span_id, steps.policy AS policy, steps.policy_version AS policy_version, steps.started_at AS started_at,
-    steps.prompt_token_ids AS prompt_token_ids, steps.response_token_ids AS response_token_ids, steps.logprobs AS logprobs,
-    steps.trainable AS trainable, steps.untrainable_reason AS untrainable_reason, steps.sampling AS sampling,
-    steps.response_id AS response_id
-FROM otel.agent_steps AS steps
+    calls.rollout_id AS rollout_id, calls.attempt AS attempt, calls.agent AS agent, calls.trace_id AS trace_id,
+    calls.span_id AS span_id, calls.policy AS policy, calls.started_at AS started_at
+FROM
+(
+    SELECT
+        calls.rollout_id AS rollout_id, calls.attempt AS attempt, around.agent AS agent, calls.trace_id AS trace_id,
+        calls.span_id AS span_id, calls.policy AS policy, calls.started_at AS started_at
+    FROM otel.recorded_calls AS calls
+    LEFT ANY JOIN otel.call_contexts AS around
+        ON around.rollout_id = calls.rollout_id AND around.attempt = calls.attempt AND around.trace_id = calls.trace_id
+            AND around.span_id = calls.span_id AND around.started_at = calls.started_at
+    WHERE calls.policy != '' AND calls.rollout_id != '' AND calls.untrainable_reason != 'error'
+) AS calls
 LEFT ANTI JOIN otel.superseded_calls AS superseded
-    ON superseded.rollout_id = steps.rollout_id AND superseded.attempt = steps.attempt
-        AND superseded.agent = steps.agent AND superseded.span_id = steps.span_id
-WHERE steps.untrainable_reason != 'error';
+    ON superseded.rollout_id = calls.rollout_id AND superseded.attempt = calls.attempt
+        AND superseded.agent = calls.agent AND superseded.span_id = calls.span_id;

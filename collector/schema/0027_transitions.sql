@@ -8,6 +8,7 @@ SELECT
     samples.span_id AS span_id,
     steps.policy AS policy,
     argMax(samples.step_id, steps.started_at) AS step_id,
+    max(steps.started_at) AS step_started_at,
     argMax(samples.used, steps.started_at) AS used,
     argMax(samples.drop_reason, steps.started_at) AS drop_reason
 FROM (SELECT * FROM otel.train_samples FINAL) AS samples
@@ -53,7 +54,7 @@ FROM
         ) AS attempts
         LEFT ANY JOIN
         (
-            SELECT rollout_id, attempt, policy, max(step_id) AS step_id
+            SELECT rollout_id, attempt, policy, argMax(step_id, (step_started_at, step_id)) AS step_id
             FROM otel.consumed_spans
             GROUP BY rollout_id, attempt, policy
         ) AS consumed
@@ -93,9 +94,9 @@ WITH
             parameter.2 = 'true', 1, parameter.2 = 'false', 0, toFloat64OrNull(parameter.2))),
         JSONExtractKeysAndValuesRaw(calls.sampling)) AS parameters,
     multiIf(
-        outcomes.split = 'eval', 'eval',
-        outcomes.status IN ('succeeded', 'failed', 'timeout'), if(outcomes.reward IS NULL, 'no_reward', ''),
-        outcomes.status != 'running' OR outcomes.reward IS NULL, outcomes.status,
+        calls.split = 'eval', 'eval',
+        calls.status IN ('succeeded', 'failed', 'timeout'), if(calls.reward IS NULL, 'no_reward', ''),
+        calls.status != 'running' OR calls.reward IS NULL, calls.status,
         '') AS rollout_reason,
     multiIf(
         NOT calls.trainable, if(calls.untrainable_reason != '', calls.untrainable_reason, 'untrainable'),
@@ -109,14 +110,14 @@ WITH
     multiIf(
         rollout_reason != '', rollout_reason,
         call_reason != '', call_reason,
-        outcomes.n_members < 2, 'singleton_group',
-        NOT ifNull(outcomes.has_signal, false), 'no_signal',
+        calls.n_members < 2, 'singleton_group',
+        NOT ifNull(calls.has_signal, false), 'no_signal',
         '') AS expected_reason
 SELECT
-    calls.rollout_id AS rollout_id, calls.attempt AS attempt, outcomes.task_id AS task_id, calls.agent AS agent,
+    calls.rollout_id AS rollout_id, calls.attempt AS attempt, calls.task_id AS task_id, calls.agent AS agent,
     calls.trace_id AS trace_id, calls.span_id AS span_id, calls.index AS index, calls.prompt_token_ids AS prompt_token_ids,
     calls.response_token_ids AS response_token_ids, calls.logprobs AS logprobs, ifNull(given.reward, 0) AS reward,
-    outcomes.credit AS credit, CAST(NULL, 'Nullable(Float64)') AS advantage,
+    calls.credit AS credit, CAST(NULL, 'Nullable(Float64)') AS advantage,
     if(calls.terminal, NULL, calls.next_span_id) AS next_span_id, calls.next_prompt_token_ids AS next_prompt_token_ids,
     calls.terminal AS terminal, calls.policy AS policy, calls.policy_version AS policy_version, calls.started_at AS started_at,
     if(consumed.step_id != '', consumed.used, expected_reason = '') AS used,
@@ -135,18 +136,20 @@ FROM
         FROM
         (
             SELECT
-                *,
+                steps.*, measured.task_id AS task_id, measured.status AS status, measured.split AS split,
+                measured.reward AS reward, measured.credit AS credit, measured.n_members AS n_members,
+                measured.has_signal AS has_signal,
                 response_id = '' OR response_id != lagInFrame(response_id) OVER (
                     PARTITION BY rollout_id, attempt, agent ORDER BY started_at, span_id
                     ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) AS is_first
-            FROM otel.received_calls
+            FROM otel.agent_steps AS steps
+            INNER ANY JOIN otel.measured_transitions AS measured
+                ON measured.rollout_id = steps.rollout_id AND measured.attempt = steps.attempt
+                    AND measured.policy = steps.policy AND measured.span_id = steps.span_id
         )
     )
     WINDOW next_request AS (PARTITION BY rollout_id, attempt, agent ORDER BY request RANGE BETWEEN 1 FOLLOWING AND 1 FOLLOWING)
 ) AS calls
-LEFT ANY JOIN otel.measured_transitions AS outcomes
-    ON outcomes.rollout_id = calls.rollout_id AND outcomes.attempt = calls.attempt AND outcomes.policy = calls.policy
-        AND outcomes.span_id = calls.span_id
 LEFT ANY JOIN
 (
     SELECT rollout_id, attempt, span_id, toNullable(sum(score)) AS reward FROM otel.rewards GROUP BY rollout_id, attempt, span_id
