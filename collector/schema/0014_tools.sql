@@ -47,15 +47,17 @@ ALTER TABLE otel.otel_traces
         arrayMap(part -> part.2, arrayFilter(part -> part.1 = 'tool_call' AND part.2 != '', arrayFlatten(JSONExtract(
             SpanAttributes['gen_ai.output.messages'],
             'Array(Tuple(parts Array(Tuple(type String, id String))))').parts)))) CODEC(ZSTD(1)),
-    -- What is wrong with it: `malformed_tool_call`, one with arguments that are no JSON object; `refusal`.
+    -- What is wrong with it: `malformed_tool_call`, one with arguments that are no JSON object, or that the engine could not read
+    -- and left as text; `refusal`.
     ADD COLUMN IF NOT EXISTS AnswerFaults Array(LowCardinality(String)) MATERIALIZED if(NOT IsLlmCall, [], arrayConcat(
-        if(position(SpanAttributes['gen_ai.output.messages'], '"tool_call"') = 0, [], if(
+        if(position(SpanAttributes['gen_ai.output.messages'], 'tool_call') = 0, [], if(
             arrayExists(
                 part -> part.1 = 'tool_call' AND JSONType(if(
-                    JSONType(part.2) = 'String', JSONExtractString(part.2), part.2)) != 'Object',
+                    JSONType(part.2) = 'String', JSONExtractString(part.2), part.2)) != 'Object'
+                    OR part.1 = 'text' AND match(part.3, '</?tool_call>'),
                 arrayFlatten(JSONExtract(
                     SpanAttributes['gen_ai.output.messages'],
-                    'Array(Tuple(parts Array(Tuple(type String, arguments String))))').parts)),
+                    'Array(Tuple(parts Array(Tuple(type String, arguments String, content String))))').parts)),
             ['malformed_tool_call'], [])),
         if(
             FinishReason = 'content_filter' OR position(SpanAttributes['gen_ai.output.messages'], '"refusal"') > 0 AND arrayExists(

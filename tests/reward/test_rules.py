@@ -254,15 +254,20 @@ async def test_attempts_in_one_trace_keep_what_is_theirs(settings: Settings, rec
     }
 
 
+def faulty(settings: Settings, recorder: Recorder) -> set[str]:
+    """Span ids of the calls of which the store says that they hold a malformed tool call."""
+    found = "has(answer_faults, 'malformed_tool_call')"
+    query = f"SELECT span_id FROM llm_calls WHERE rollout_id = {{rollout:String}} AND {found}"
+    rows = store(settings.clickhouse).query(query, parameters={"rollout": recorder.rollout_id}).result_rows
+    return {span_id for (span_id,) in rows}
+
+
 async def test_what_is_malformed_is_what_the_store_calls_so(settings: Settings, recorder: Recorder, rules: Any) -> None:
     written_as = [{}, {"city": 1}, [], "", None, 3, "{", '{"city": 1}', "[]", "3"]
     calls = [recorder.call(OUTPUT_MESSAGES=said(asks("1", arguments))) for arguments in written_as]
     recorder.send(*calls, recorder.root_span())
     evaluated = await apply(settings, recorder, rules("[rules.malformed_tool_call]\nweight = -1"))
-    faulty = "has(answer_faults, 'malformed_tool_call')"
-    query = f"SELECT span_id FROM llm_calls WHERE rollout_id = {{rollout:String}} AND {faulty}"
-    rows = store(settings.clickhouse).query(query, parameters={"rollout": recorder.rollout_id}).result_rows
-    assert {span_id for span_id, _ in scores(settings, recorder)} == {span_id for (span_id,) in rows}
+    assert {span_id for span_id, _ in scores(settings, recorder)} == faulty(settings, recorder)
     assert evaluated.rules["rule.malformed_tool_call"].times == 7
 
 
@@ -271,7 +276,9 @@ async def test_markup_that_stayed_text_is_malformed(settings: Settings, recorder
     calls = [recorder.call(OUTPUT_MESSAGES=said({"type": "text", "content": text})) for text in texts]
     recorder.send(*calls, recorder.root_span())
     await apply(settings, recorder, rules("[rules.malformed_tool_call]\nweight = -1"))
-    assert {span_id for span_id, _ in scores(settings, recorder)} == {call.span_id.hex() for call in calls[:2]}
+    found = {span_id for span_id, _ in scores(settings, recorder)}
+    assert found == {call.span_id.hex() for call in calls[:2]}
+    assert found == faulty(settings, recorder)
 
 
 @pytest.fixture
