@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-
 LONGEST = 200
 """Characters of a cell that are shown: one wide cell widens its whole column."""
 
