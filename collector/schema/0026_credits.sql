@@ -66,6 +66,7 @@ FROM
     UNION ALL
     SELECT rollout_id, attempt, hashed(span_id), false, false, true, 0, false, false, 0, 0, 0, 0, false, '', false, []
     FROM otel.rewards
+    WHERE span_id != ''
 ) AS facts
 GROUP BY rollout_id, attempt, id;
 

@@ -1,0 +1,132 @@
+"""`credits` and `transitions`: what they say of any tree is what the trainer says of it."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from random_trees import RandomTrees
+from recorded_rollout import Recorder, read
+
+from tracegrad import names
+from tracegrad.otlp import SpanContext
+from trainer.credit import SCHEMES, Execution
+from trainer.listing import Wanted, list_transitions
+from trainer.reward_sets import RewardSet
+from trainer.since import Since
+from trainer.spans import SpanTree
+from trainer.store import Store
+from trainer.tool_requests import tool_requests
+from trainer.transitions import transitions_of
+
+EVERYTHING = Since(0, untrained_only=False)
+Credits = dict[tuple[str, int, str, str], dict[str, float]]
+"""Rollout id, attempt, policy and span id to the credit by each scheme."""
+
+
+@pytest.fixture(scope="module")
+def own(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A collector whose store has nothing but many random trees, since starting and asking cost more than they do."""
+    with start(tmp_path_factory.mktemp("credits") / "store") as collector:
+        trees = RandomTrees(collector, seed=5)
+        for _ in range(120):
+            trees.task(trees.random.choice([1, 2, 4]))
+        trees.send()
+        yield collector
+
+
+def of_trainer(collector: Any, gamma: float) -> Credits:
+    store = Store(collector.clickhouse)
+    found: Credits = {}
+    for rollout in map(RewardSet().weighed, store.filled(store.rollouts(EVERYTHING))):
+        transitions = transitions_of(rollout.calls, rollout.rewards)
+        tree = SpanTree(rollout.spans, rollout.root_span_id)
+        for policy in {transition.call.policy for transition in transitions}:
+            selected = [transition for transition in transitions if transition.call.policy == policy]
+            requests = tool_requests(tree, rollout.calls, [transition.call for transition in selected])
+            execution = Execution(selected, rollout.rewards, tree, requests, gamma)
+            by_scheme = {name: scheme(execution).tolist() for name, scheme in SCHEMES.items()}
+            for place, transition in enumerate(selected):
+                key = *rollout.key, policy, transition.call.span_id
+                found[key] = {name: credits[place] for name, credits in by_scheme.items()}
+    store.close()
+    return found
+
+
+def of_view(collector: Any, gamma: float, condition: str = "true") -> Credits:
+    rows = read(collector, f"SELECT * FROM credits(gamma = {gamma}) WHERE {condition}")
+    found = {
+        (row["rollout_id"], row["attempt"], row["policy"], row["span_id"]): {name: row[name] for name in SCHEMES}
+        for row in rows
+    }
+    assert len(found) == len(rows)
+    return found
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9, 0.0])
+def test_random_trees_have_the_trainers_credits(own: Any, gamma: float) -> None:
+    found, expected = of_view(own, gamma), of_trainer(own, gamma)
+    assert found.keys() == expected.keys()
+    assert len(found) > 400
+    for key, credits in expected.items():
+        assert found[key] == pytest.approx(credits, rel=1e-12, abs=1e-12), key
+    differing = [len({round(credit, 6) for credit in credits.values()}) for credits in expected.values()]
+    assert sum(number > 2 for number in differing) > 100, Counter(differing)
+
+
+def test_random_trees_have_the_trainers_verdicts(own: Any) -> None:
+    store = Store(own.clickhouse)
+    columns = ("rollout_id", "attempt", "policy", "span_id", "reward", "used", "drop_reason")
+    expected = {}
+    for line in list_transitions(store, Wanted(EVERYTHING, advantages=False)):
+        expected[tuple(line[name] for name in columns[:4])] = line
+    store.close()
+    rows = read(own, f"SELECT {', '.join(columns)}, credit FROM transitions")
+    assert len(rows) == len(expected)
+    for row in rows:
+        line = expected[tuple(row[name] for name in columns[:4])]
+        assert {name: row[name] for name in columns} == {name: line[name] for name in columns}
+        assert row["credit"] == pytest.approx(line["credit"], rel=1e-12, abs=1e-12)
+    reasons = Counter(row["drop_reason"] for row in rows)
+    met = {None, "eval", "no_reward", "running", "singleton_group", "no_signal", "aborted", "no_logprobs"}
+    assert met <= reasons.keys(), reasons
+
+
+def in_order(recorder: Recorder, *spans: Any) -> None:
+    """One begins after the other, a millisecond apart."""
+    for place, span in enumerate(spans):
+        span.start_time_unix_nano = recorder.start + place * 1_000_000
+        span.end_time_unix_nano = span.start_time_unix_nano + 1
+
+
+def of_calls(recorder: Recorder, gamma: float, calls: list[Any], scheme: str) -> list[float]:
+    found = of_view(recorder.collector, gamma, f"rollout_id = '{recorder.rollout_id}'")
+    return [found[recorder.rollout_id, 0, "policy", call.span_id.hex()][scheme] for call in calls]
+
+
+def test_worked_example_3_discounted(collector: Any) -> None:
+    recorder = Recorder(collector)
+    calls = [recorder.call(RETRY_COUNT=0, RESPONSE_ID=None) for _ in range(3)]
+    in_order(recorder, *calls)
+    recorder.send(*calls, recorder.root_span(), recorder.reward(1.0, recorder.start))
+    assert of_calls(recorder, 0.9, calls, "discounted") == pytest.approx([0.81, 0.9, 1.0], rel=1e-15)
+
+
+def test_worked_example_4_a_tools_reward_goes_to_the_call_that_asked(collector: Any) -> None:
+    recorder = Recorder(collector)
+    agent = recorder.agent("v", recorder.root.span_id)
+    parts = [{"type": "tool_call", "id": "id", "name": "x", "arguments": {}}]
+    asks = json.dumps([{"role": "assistant", "parts": parts}])
+    calls = [recorder.call(agent.span_id, RETRY_COUNT=0, RESPONSE_ID=None, OUTPUT_MESSAGES=said) for said in (asks, "")]
+    told = {names.OPERATION_NAME: "execute_tool", "gen_ai.tool.call.id": "id"}
+    tool = recorder.plain("execute_tool x", agent.span_id, told)
+    in_order(recorder, calls[0], tool, calls[1])
+    recorder.send(
+        *(agent, tool, *calls, recorder.root_span()),
+        recorder.reward(1.0, recorder.start),
+        recorder.reward(0.1, recorder.start, context=SpanContext(tool.trace_id, tool.span_id)),
+    )
+    assert of_calls(recorder, 1, calls, "identical") == pytest.approx([1.1, 1.1], rel=1e-15)
+    assert of_calls(recorder, 1, calls, "hierarchical") == pytest.approx([1.1, 1.0], rel=1e-15)
+    assert of_calls(recorder, 1, calls, "step") == pytest.approx([0.1, 0.0], rel=1e-15)
