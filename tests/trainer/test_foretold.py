@@ -50,3 +50,12 @@ def test_agents_that_nobody_is_are_told_and_nothing_is_consumed(world: World) ->
     assert world.samples() == []
     (step,) = world.train()
     assert step.metrics["n_trained"] == 4
+
+
+def test_nothing_chosen_is_said(world: World) -> None:
+    world.agents.pair("one")
+    arguments = ["transitions", "--policy", world.agents.policy, "--task", "nobody's"]
+    done = CliRunner().invoke(app, arguments, env={"TRACEGRAD_CLICKHOUSE": world.agents.collector.clickhouse})
+    assert done.exit_code == 0
+    assert "no transition is chosen" in done.stderr
+    assert done.stdout.split()[0] == "ROLLOUT"

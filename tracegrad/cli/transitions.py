@@ -72,8 +72,15 @@ def command(
         if as_json:
             _write(lines)
             return
-        for text in _table(lines):
+        texts = _table(lines)
+        for text in texts:
             typer.echo(text)
+        if len(texts) == 1:
+            typer.echo(
+                "no transition is chosen: what there is shows "
+                '`tracegrad sql "SELECT rollout_id, task_id, agents FROM rollouts"`',
+                err=True,
+            )
     finally:
         store.close()
 
