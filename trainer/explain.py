@@ -149,7 +149,7 @@ def explain(
                 ),
                 tools=asked.get(call.span_id, ()),
                 verdict=None if why_none[call.span_id] else verdicts.get((call.policy, call.span_id)),
-                shares=of_call.get(call.span_id, ()),
+                shares=_in_order(of_call.get(call.span_id, ()), tree),
                 follows=follows.get(call.span_id),
             )
             for call in ordered
@@ -166,7 +166,7 @@ def explain(
                     if any(share.span_id == given.span_id and share.amount for share in found or ())
                 ),
             )
-            for given in rollout.given
+            for given in sorted(rollout.given, key=lambda given: (*_begun(tree, given.span_id), given.name))
         ),
         penalties=_penalties(weighed.rewards, executions.values()),
         group=_group(rollout, batch, wanted),
@@ -222,6 +222,16 @@ def _why_none(call: Call, transitions: Mapping[str, Transition], wanted: Wanted)
     if not wanted.choices.takes(call.agent):
         return f"data.agents leaves out {call.agent or 'calls of no agent'}"
     return ""
+
+
+def _begun(tree: SpanTree, span_id: str) -> tuple[int, str]:
+    span = tree.spans.get(span_id)
+    return (span.started_ns if span is not None else 0), span_id
+
+
+def _in_order(shares: tuple[Share, ...] | None, tree: SpanTree) -> tuple[Share, ...] | None:
+    """As their spans began."""
+    return shares and tuple(sorted(shares, key=lambda share: _begun(tree, share.span_id)))
 
 
 def _penalties(rewards: Mapping[str, float], executions: Iterable[Execution | None]) -> dict[str, float]:

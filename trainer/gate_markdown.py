@@ -43,7 +43,7 @@ def _lines(report: GateReport) -> Iterator[str]:
     )
     if len(shown) < len(report.failing):
         yield f"\nThese are the furthest off of each reason; all {len(report.failing)} are in the file for programs."
-    yield from _counts("Rows", ("", ""), {name: f"{value:.4g}" for name, value in report.merge.items()})
+    yield from _counts("Rows", ("metric", "value"), {name: f"{value:.4g}" for name, value in report.merge.items()})
 
 
 def _of_logprobs(report: GateReport) -> str:

@@ -57,6 +57,20 @@ class CountingLearner:
         """Nothing to give back."""
 
 
+class ElsewhereLearner(CountingLearner):
+    """Gives some response tokens, `elsewhere`, other log-probs than the engine did."""
+
+    elsewhere: frozenset[int] = frozenset()
+    gap = 0.5
+
+    def log_probs(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        found = super().log_probs(rows)
+        for row, of_row in zip(rows, found, strict=True):
+            trained = row.token_ids[row.mask]
+            of_row[np.isin(trained, list(self.elsewhere))] += np.float32(self.gap)
+        return found
+
+
 @dataclass
 class SidecarDouble:
     """The admin interface of a sidecar with one policy, whose engine loads whatever is published."""

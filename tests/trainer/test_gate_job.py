@@ -1,17 +1,16 @@
 """The gate of a job: rows prove themselves one by one, a batch of which too much fails is refused, and all is told."""
 
 import json
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 from recorded_agents import RecordedAgents
 from recorded_tree import RecordedTree
 from tokenizers import Tokenizer, models
-from training_doubles import CountingLearner
+from training_doubles import CountingLearner, ElsewhereLearner
 from training_world import World, changed
 
 from tracegrad.errors import NothingToTrainError
@@ -19,22 +18,7 @@ from trainer import run
 from trainer.config import TrainConfig
 from trainer.gate_report import RefusedError
 from trainer.records import SampleRecord, StepRecord
-from trainer.rows import Row
 from trainer.store import Store
-
-
-class ElsewhereLearner(CountingLearner):
-    """Gives the tokens of some calls other log-probs than the engine did. `elsewhere`: their first response token."""
-
-    elsewhere: frozenset[int] = frozenset()
-    gap = 0.5
-
-    def log_probs(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
-        found = super().log_probs(rows)
-        for row, of_row in zip(rows, found, strict=True):
-            trained = row.token_ids[row.mask]
-            of_row[np.isin(trained, list(self.elsewhere))] += np.float32(self.gap)
-        return found
 
 
 def train(
@@ -135,6 +119,11 @@ def test_a_hopeless_batch_starts_no_engine(world: World) -> None:
     with pytest.raises(RefusedError, match=r"unknown_version 4; .* other weights than this job's sampled them"):
         world.train()
     assert world.learners.last is None
+    with (
+        run.opened_job(world.config, world.agents.collector.clickhouse, start_learner=world.learners) as job,
+        pytest.raises(RefusedError),
+    ):
+        run.watch(job, world.config, None, stop=threading.Event(), ready=lambda: None, report=lambda step: None)
     assert "Log-probs were not computed again." in report(world, 1)[1]
     (step,) = world.train(changed(world.config, "gate", max_failed_share=1.0))
     assert (step.updated, step.metrics["dropped_unknown_version"]) == (False, 4)
