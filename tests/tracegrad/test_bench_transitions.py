@@ -16,7 +16,7 @@ from tracegrad.bench.transitions_reader import Order, carry_out
 from tracegrad.bench.transitions_store import POLICY, Filled
 from tracegrad.settings import Settings
 from trainer.backlog import Sought
-from trainer.samples import Rollout
+from trainer.rollout import Rollout
 from trainer.since import LATEST_NS, Since
 from trainer.store import Store
 
