@@ -16,6 +16,8 @@ from tracegrad.loopback import open_url
 from tracegrad.otlp_access import OtlpAccess
 
 TIMEOUT_S = 10.0
+LARGEST_SCORE = 1e30
+"""Without its sign. Views show nothing beyond as a reward, so that no sum of scores or of their squares overflows."""
 NO_SPAN = otlp.SpanContext(b"", b"")
 
 
@@ -57,11 +59,13 @@ def evaluation(
     label: str | None,
     explanation: str | None,
 ) -> LogRecord:
-    """The log record that says so. Raises ValueError for a score that is no finite number, or an empty name."""
+    """The log record that says so. Raises ValueError for a score that does not count, or an empty name."""
     if not name:
         raise ValueError("a reward needs a name")
     if not math.isfinite(score):
         raise ValueError(f"the score of {name!r} is {score}, which no policy can learn from: give a finite number")
+    if abs(score) > LARGEST_SCORE:
+        raise ValueError(f"the score of {name!r} is {score}: no score beyond {LARGEST_SCORE:g} counts")
     return otlp.event(
         names.EVALUATION_EVENT,
         context,

@@ -5,11 +5,10 @@ import re
 import time
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     Field,
-    FiniteFloat,
     SecretStr,
     ValidationError,
     field_validator,
@@ -25,6 +24,9 @@ from trainer.since import parse_since
 
 NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 """Names that are parts of paths: never `..`."""
+
+Weight = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+"""Of an evaluation. Scores are at most 1e30: no sum of what is weighed, nor of its squares, overflows."""
 
 RESERVED: dict[str, dict[str, Any]] = {
     "algorithm": {"kl_coef": 0.0, "correction": "none"},
@@ -153,7 +155,7 @@ class TrainConfig(Section):
     job: str = Field(default="train", pattern=NAME)
     data: DataConfig = DataConfig()
     gate: GateConfig = GateConfig()
-    reward_set: dict[str, dict[str, FiniteFloat]] = Field(default_factory=dict)
+    reward_set: dict[str, dict[str, Weight]] = Field(default_factory=dict)
     credit: CreditConfig = CreditConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     engine: EngineConfig

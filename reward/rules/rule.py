@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from reward.event import LARGEST_SCORE
 from reward.rules.facts import Attempt
 from reward.rules.settings import RuleSettings
 from tracegrad.errors import TracegradError
@@ -58,7 +59,13 @@ class Rule:
             # Whatever a function of the user's raises: it must not give half of its rewards.
             raise TracegradError(f"rule {self.name} failed on rollout {attempt.rollout_id}: {told(error)}") from error
         order = sorted(amounts, key=lambda span_id: (_started(attempt, span_id), span_id))
-        return self._capped([(span_id, self.settings.weight * amounts[span_id], words[span_id]) for span_id in order])
+        scores = [(span_id, self.settings.weight * amounts[span_id], words[span_id]) for span_id in order]
+        if beyond := [score for _, score, _ in scores if not abs(score) <= LARGEST_SCORE]:
+            raise TracegradError(
+                f"rule {self.name} gave {beyond[0]:g} on rollout {attempt.rollout_id}: no score beyond "
+                f"{LARGEST_SCORE:g} counts"
+            )
+        return self._capped(scores)
 
     def _checked(self, attempt: Attempt, found: Any) -> tuple[str, float, str]:
         try:

@@ -15,7 +15,7 @@ class RuleSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    weight: float
+    weight: float = Field(ge=-1e6, le=1e6)
     cap: float | None = Field(default=None, gt=0)
 
     @field_validator("agents", "tools", "models", check_fields=False)

@@ -46,6 +46,7 @@ def test_a_span_and_a_rollout_can_be_rewarded(monkeypatch: pytest.MonkeyPatch) -
         ({"score": 1.0, "trace_id": TRACE, "span_id": "xyz"}, "hexadecimal"),
         ({"score": 1.0, "trace_id": TRACE, "span_id": "ab"}, "16"),
         ({"score": float("nan"), "rollout_id": "r"}, "finite"),
+        ({"score": -1.1e30, "rollout_id": "r"}, "no score beyond 1e\\+30 counts"),
         ({"score": 1.0, "rollout_id": "r", "name": ""}, "needs a name"),
     ],
 )

@@ -115,6 +115,10 @@ def test_the_version_of_a_rule_of_ones_own_is_that_of_its_code(tmp_path: Path, m
         ),
         ('[rules.tool_failed]\nweight = "much"', r"bad setting \[rules\.tool_failed\] weight in .*valid number"),
         ("[rules.tool_failed]\nweight = true", r"bad setting \[rules\.tool_failed\] weight"),
+        (
+            "[rules.tool_failed]\nweight = -1e7",
+            r"bad setting \[rules\.tool_failed\] weight in .*greater than or equal to",
+        ),
         ("[rules.tool_failed]\nweight = nan", r"bad setting \[rules\.tool_failed\] weight in .*finite"),
         ("[rules.tool_failed]\nweight = 1\ncap = 0", r"bad setting \[rules\.tool_failed\] cap in .*greater than 0"),
         ("[rules.tool_failed]\nweight = 1\ntools = ['(']", r"tools in .*'\(' is no regular expression"),

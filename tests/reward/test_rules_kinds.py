@@ -254,6 +254,7 @@ def test_names_need_not_be_patterns() -> None:
     [
         ([("c9", 1, "x")], "rule own judged 'c9', no span of rollout r1"),
         ([("c1", float("nan"), "x")], "rule own gave nan on rollout r1: no finite number"),
+        ([("c1", 1e308, "x"), ("c1", 1e308, "x")], "rule own gave inf on rollout r1: no score beyond 1e\\+30 counts"),
         ([("c1", 1)], "must yield span id, amount and explanation"),
         ([("c1", "much", "x")], "must yield span id, amount and explanation"),
         (None, "rule own failed on rollout r1: TypeError"),

@@ -91,6 +91,11 @@ def test_names_of_what_is_to_come_are_accepted(file: Path) -> None:
             "[reward_set.mine]\nanswer = nan\n[engine]",
             "bad setting reward_set.mine.answer in FILE: Input should be a finite number",
         ),
+        (
+            "[engine]",
+            "[reward_set.mine]\nanswer = 1e7\n[engine]",
+            "bad setting reward_set.mine.answer in FILE: Input should be less than or equal to 1000000",
+        ),
         ('settle = "500ms"', 'settle = "soon"', "bad setting data.settle 'soon': give a duration like 500ms, 2s or 1m"),
     ],
 )

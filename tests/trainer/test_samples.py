@@ -199,6 +199,16 @@ def test_a_reward_set_counts_some_rewards_with_weights(rollout: MakeRollout) -> 
     assert credits({"unheard of": 1.0}) == [(0.0, "no_reward")] * 3
 
 
+def test_the_largest_rewards_and_weights_that_there_can_be_overflow_nowhere(rollout: MakeRollout) -> None:
+    def judged(name: str, score: float) -> Rollout:
+        return replace(rollout(name, 0), given=[Given(f"{name}.root", rule, score) for rule in ("rule.a", "rule.b")])
+
+    batch = [judged("a", 1e30), judged("b", -1e30), judged("c", 1e30)]
+    found = samples_of(batch, "policy", Choices(reward_set=RewardSet({"rule.*": 1e6})), GATE).all
+    assert [sample.credit for sample in found] == [2e36, -2e36, 2e36]
+    assert all(np.isfinite(sample.advantage) and sample.advantage for sample in found)
+
+
 def test_what_failed_is_dropped_masked_penalised_or_kept(rollout: MakeRollout) -> None:
     batch = [rollout("a", 1), rollout("b", 0), replace(rollout("c", 0), status="timeout", error_type="timeout")]
 
