@@ -43,4 +43,5 @@ def whole(value: Any) -> int | None:
         return value
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else None
+    # Python refuses to read numbers of thousands of digits.
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 100 else None

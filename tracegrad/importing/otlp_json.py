@@ -10,6 +10,7 @@ from typing import Any
 from tracegrad.importing.call_attributes import call_of, tool_of
 from tracegrad.importing.foreign import ForeignSpan, NotThisFormatError, span_id_of, trace_id_of
 from tracegrad.importing.json_text import json_text, mapping, text, whole
+from tracegrad.importing.times import LATEST_NS
 
 _CAPITAL = re.compile("([A-Z])")
 _OTHERS = ("resourceLogs", "resource_logs", "resourceMetrics", "resource_metrics")
@@ -39,7 +40,7 @@ def _span(span: Mapping[str, Any], where: str, service: str, scope: str) -> Fore
     if not trace or not own:
         raise NotThisFormatError(f"{where} has no {'spanId' if trace else 'traceId'}")
     parent = _id(span, "parentSpanId", 8, where)
-    start, end = (whole(_field(span, name)) for name in ("startTimeUnixNano", "endTimeUnixNano"))
+    start, end = (_time(span, name, where) for name in ("startTimeUnixNano", "endTimeUnixNano"))
     if start is None:
         raise NotThisFormatError(f"{where} has no startTimeUnixNano")
     attributes = _attributes(span, "attributes")
@@ -67,6 +68,13 @@ def _span(span: Mapping[str, Any], where: str, service: str, scope: str) -> Fore
         scope=scope,
         told_ids={"trace_id": trace, "span_id": own},
     )
+
+
+def _time(span: Mapping[str, Any], name: str, where: str) -> int | None:
+    told = whole(_field(span, name))
+    if told is not None and not 0 <= told <= LATEST_NS:
+        raise NotThisFormatError(f"{where}.{name} is {told}, no time from 1970 to 2262")
+    return told
 
 
 def _field(value: Any, name: str) -> Any:

@@ -1,5 +1,6 @@
 """Times in traces, as nanoseconds since 1970."""
 
+import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +17,7 @@ def time_ns(told: Any) -> int | None:
         return _bounded(told[0] * 10**9 + told[1])
     if isinstance(told, str) and (number := whole(told)) is not None:
         told = number
-    if isinstance(told, bool) or told is None:
+    if isinstance(told, bool) or told is None or (isinstance(told, float) and not math.isfinite(told)):
         return None
     if isinstance(told, int | float):
         for below, factor in ((_SECONDS_BELOW, 10**9), (_MILLIS_BELOW, 10**6), (_MICROS_BELOW, 10**3)):

@@ -265,7 +265,26 @@ def test_a_langfuse_trace_without_observations_is_one_span(write: Write) -> None
         (None, None),
         (True, None),
         (-5, None),
+        (2**70, None),
+        ([2**70, 0], None),
+        (float("inf"), None),
+        (float("nan"), None),
     ],
 )
 def test_times(told: Any, ns: int | None) -> None:
     assert time_ns(told) == ns
+
+
+@pytest.mark.parametrize("told", [2**70, str(2**70), str(2**64 - 1), 2**63, -1])
+@pytest.mark.parametrize("name", ["startTimeUnixNano", "endTimeUnixNano"])
+def test_what_cannot_be_a_time_is_named(name: str, told: Any, write: Write) -> None:
+    path = write(otlp(**{name: told}))
+    with pytest.raises(InputError) as error:
+        found_in(path)
+    where = f"{path}, line 1 (value 1): resourceSpans[0].scopeSpans[0].spans[0].{name}"
+    assert str(error.value) == f"{where} is {told}, no time from 1970 to 2262"
+
+
+def test_a_number_of_thousands_of_digits_is_no_time(write: Write) -> None:
+    with pytest.raises(InputError, match="has no startTimeUnixNano"):
+        found_in(write(otlp(startTimeUnixNano="9" * 5000)))
