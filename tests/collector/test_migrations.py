@@ -62,6 +62,42 @@ def test_files_that_are_shipped_no_more_are_no_sign_of_a_newer_store(connection:
         apply(connection, Schema(files=files))
 
 
+def test_an_older_store_gets_the_views_of_today(tmp_path: Path) -> None:
+    """Views that were there before are made again, those that nothing uses any more are gone."""
+    older = tmp_path / "schema"
+    older.mkdir()
+    for number, file in Schema().shipped().items():
+        if number < 25:
+            shutil.copy(file, older)
+    (older / "0017_transitions.sql").write_text(
+        "CREATE OR REPLACE VIEW otel.measured_attempts AS SELECT rollout_id FROM otel.llm_calls;"
+        "CREATE OR REPLACE VIEW otel.transitions AS SELECT rollout_id FROM otel.measured_attempts;"
+    )
+    with Engine(tmp_path / "older") as engine, engine.connection() as opened:
+        apply(opened, Schema(files=older))
+        apply(opened, Schema())
+        upgraded = opened.query(TABLES_OF_OTEL).body
+    with Engine(tmp_path / "new") as engine, engine.connection() as opened:
+        apply(opened, Schema())
+        assert opened.query(TABLES_OF_OTEL).body == upgraded
+
+
+def test_rows_from_before_have_an_end_that_can_be(connection: Connection, tmp_path: Path) -> None:
+    before = tmp_path / "before"
+    before.mkdir()
+    for number, file in Schema().shipped().items():
+        if number < 21:
+            shutil.copy(file, before)
+    assert apply(connection, Schema(files=before)) < 21
+    attributes = "map('tracegrad.rollout.id', 'r', 'tracegrad.trainable', 'true')"
+    insert = "INSERT INTO otel.otel_traces (Timestamp, TraceId, SpanId, Duration, SpanAttributes) SELECT"
+    connection.query(f"{insert} toDateTime64('2200-01-01', 9), 't', 's', 18446744073709551615, {attributes}")
+    apply(connection, Schema())
+    for view in ("llm_calls", "rollout_tree"):
+        told = connection.query(f"SELECT ended_at FROM otel.{view} WHERE rollout_id = 'r'", "TSV").body.decode()
+        assert told == "2262-04-11 23:47:16.854775807\n"
+
+
 def test_every_table_that_keeps_rows_has_a_time_or_is_kept_for_good(connection: Connection) -> None:
     apply(connection, Schema())
     asked = "SELECT name FROM system.tables WHERE database = 'otel' AND engine LIKE '%MergeTree'"
