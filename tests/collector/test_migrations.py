@@ -70,7 +70,7 @@ def test_an_older_store_gets_the_views_of_today(tmp_path: Path) -> None:
         if number < 25:
             shutil.copy(file, older)
     (older / "0017_transitions.sql").write_text(
-        "CREATE OR REPLACE VIEW otel.measured_attempts AS SELECT rollout_id FROM otel.llm_calls;"
+        "CREATE OR REPLACE VIEW otel.measured_attempts AS SELECT RolloutId AS rollout_id FROM otel.otel_traces;"
         "CREATE OR REPLACE VIEW otel.transitions AS SELECT rollout_id FROM otel.measured_attempts;"
     )
     with Engine(tmp_path / "older") as engine, engine.connection() as opened:

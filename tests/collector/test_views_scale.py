@@ -60,6 +60,10 @@ ASKED = {
 }
 
 
+OF_MANY_PARTS = {f"SELECT * FROM otel.credits(gamma = 0.9) WHERE {ROLLOUT}": 5}
+"""What reads from tables so often that a mark of each, 8,192 rows, is a lot already."""
+
+
 def fill(connection: Connection, first: int, n: int) -> None:
     for statement in (FILL, REWARD):
         connection.query(statement.replace("{first}", str(first)).replace("{n}", str(n)))
@@ -78,21 +82,21 @@ def small_and_large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[
     with Engine(tmp_path_factory.mktemp("scale") / "store") as engine, engine.connection() as connection:
         apply(connection, Schema())
         fill(connection, 0, ROLLOUTS)
-        small = {query: rows_read(connection, query) for query in ASKED}
+        small = {query: rows_read(connection, query) for query in ASKED | OF_MANY_PARTS}
         for part in range(1, 4):
             fill(connection, part * ROLLOUTS, ROLLOUTS)
         connection.query("OPTIMIZE TABLE otel.otel_traces")
         yield connection, small
 
 
-@pytest.mark.parametrize("query", ASKED)
+@pytest.mark.parametrize("query", ASKED | OF_MANY_PARTS)
 def test_a_filter_on_ids_reads_no_more_of_a_larger_store(
     small_and_large: tuple[Connection, dict[str, int]], query: str
 ) -> None:
     connection, small = small_and_large
-    assert len(connection.query(query, "JSONEachRow").body.splitlines()) == ASKED[query]
+    assert len(connection.query(query, "JSONEachRow").body.splitlines()) == (ASKED | OF_MANY_PARTS)[query]
     table = 4 * ROLLOUTS * SPANS_A_ROLLOUT
-    assert rows_read(connection, query) < min(1.5 * small[query], table / 3)
+    assert rows_read(connection, query) < min(1.5 * small[query], table / 3 if query in ASKED else table)
 
 
 def test_newest_rewards_of_many_rollouts_read_no_attributes(

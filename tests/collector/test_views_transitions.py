@@ -4,7 +4,7 @@ import json
 import random
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -38,10 +38,12 @@ def own(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> 
         yield collector
 
 
-def of_trainer(collector: Any, policy: str) -> list[dict[str, Any]]:
+def of_trainer(collector: Any, policies: Sequence[str]) -> list[dict[str, Any]]:
     store = Store(collector.clickhouse)
     try:
-        lines = list_transitions(store, Wanted(EVERYTHING, advantages=False, policy=policy))
+        only = policies[0] if len(policies) == 1 else None
+        listed = list_transitions(store, Wanted(EVERYTHING, advantages=False, policy=only))
+        lines = [line for line in listed if line["policy"] in policies]
     finally:
         store.close()
     return [
@@ -49,11 +51,11 @@ def of_trainer(collector: Any, policy: str) -> list[dict[str, Any]]:
     ]
 
 
-def of_view(collector: Any, policy: str) -> list[dict[str, Any]]:
+def of_view(collector: Any, policies: Sequence[str]) -> list[dict[str, Any]]:
     rows = read(
         collector,
         "SELECT *, toUnixTimestamp64Nano(started_at) AS started_ns FROM transitions "
-        f"WHERE policy = '{policy}' ORDER BY rollout_id, started_at, span_id",
+        f"WHERE policy IN {tuple(policies)} ORDER BY rollout_id, started_at, span_id",
     )
     for row in rows:
         row["started_at"] = iso_time(int(row.pop("started_ns")))
@@ -61,9 +63,9 @@ def of_view(collector: Any, policy: str) -> list[dict[str, Any]]:
     return rows
 
 
-def compare(collector: Any, policy: str) -> list[dict[str, Any]]:
+def compare(collector: Any, *policies: str) -> list[dict[str, Any]]:
     """The rows, which must be the trainer's."""
-    found, expected = of_view(collector, policy), of_trainer(collector, policy)
+    found, expected = of_view(collector, policies), of_trainer(collector, policies)
     assert [list(row) for row in found[:1]] == [list(line) for line in expected[:1]]
     for row, line in zip(found, expected, strict=True):
         assert row.pop("credit") == pytest.approx(line.pop("credit"), rel=1e-15)
@@ -142,14 +144,14 @@ class Runs:
 
 
 def test_random_worlds(own: Any) -> None:
-    reasons: Counter[str | None] = Counter()
-    for seed in range(6):
-        runs = Runs(own, seed)
+    worlds = [Runs(own, seed) for seed in range(6)]
+    for runs in worlds:
         for task in ("a", "b", "c", "d", ""):
             for _ in range(runs.random.choice([1, 2, 4])):
                 runs.attempt(f"{runs.policy}.{task}" if task else "", runs.random.choice([0, 3, 12, 40]))
-        reasons.update(row["drop_reason"] for row in compare(own, runs.policy))
-        compare(own, f"{runs.policy}.other")
+    policies = [runs.policy for runs in worlds]
+    found = compare(own, *policies, *(f"{policy}.other" for policy in policies))
+    reasons = Counter(row["drop_reason"] for row in found)
     assert reasons.total() > 300
     met = {None, "eval", "no_reward", "aborted", "no_logprobs", "off_distribution", "singleton_group", "no_signal"}
     assert met <= reasons.keys(), reasons
