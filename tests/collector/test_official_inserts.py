@@ -165,7 +165,7 @@ def test_views_show_what_they_show_of_otlp(name: str, collector: Any, by_otlp: R
     stored(collector, by_otlp, "otel_logs", 2)
     calls = viewed(collector, recorded, "llm_calls")
     tokens = {call["span_id"]: (call["agent"], call["prompt_token_ids"], call["trainable"]) for call in calls}
-    assert tokens == {"CALL": ("writer", [1, 2, 999999999], True), "FAILED": ("writer", [1, 2, 4294967295], False)}
+    assert tokens == {"CALL": ("writer", [1, 2, 999999999], True), "FAILED": ("writer", [1, 2, 999999999], False)}
     assert calls == viewed(collector, by_otlp, "llm_calls")
     rewards, rollouts = viewed(collector, recorded, "rewards"), viewed(collector, recorded, "rollouts")
     if layout.names_events:
