@@ -110,8 +110,7 @@ def explain(
     Raises InputError where there is no such rollout or attempt.
     """
     key, attempts = _key(store, rollout_id, attempt)
-    batch, verdicts = judged_attempt(store, key, wanted)
-    rollout = next(one for one in batch if one.key == key)
+    rollout, measured, verdicts = judged_attempt(store, key, wanted)
     weighed = wanted.choices.reward_set.weighed(rollout)
     transitions = {item.call.span_id: item for item in transitions_of(rollout.calls, weighed.rewards)}
     tree = SpanTree(rollout.spans, rollout.root_span_id)
@@ -169,7 +168,7 @@ def explain(
             for given in sorted(rollout.given, key=lambda given: (*_begun(tree, given.span_id), given.name))
         ),
         penalties=_penalties(weighed.rewards, executions.values()),
-        group=_group(rollout, batch, wanted),
+        group=_group(rollout, measured, wanted),
         error=error,
         action=failures.of(error) if failures is not None and error is not None else "",
         scheme=wanted.choices.scheme,
@@ -244,12 +243,11 @@ def _penalties(rewards: Mapping[str, float], executions: Iterable[Execution | No
     }
 
 
-def _group(rollout: Rollout, batch: Sequence[Rollout], wanted: Wanted) -> GroupFacts:
-    weighed = [wanted.choices.reward_set.weighed(one) for one in batch if one.group == rollout.group]
-    rewards = [one.reward for one in weighed if one.reward is not None and one.split != "eval"]
+def _group(rollout: Rollout, measured: Sequence[Rollout], wanted: Wanted) -> GroupFacts:
+    rewards = [one.reward for one in measured if one.reward is not None]
     return GroupFacts(
         name=rollout.group + (", agent by agent" if wanted.choices.group_by == "task-agent" else ""),
-        rollouts=len(weighed),
+        rollouts=len(measured),
         reward_mean=float(np.mean(rewards)) if rewards else 0.0,
         reward_std=float(np.std(rewards, ddof=1)) if len(rewards) > 1 else 0.0,
     )

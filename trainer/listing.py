@@ -101,17 +101,24 @@ def list_transitions(store: Store, wanted: Wanted) -> Iterator[dict[str, Any]]:
             yield from _lines(rollout, verdicts.pop(rollout.key), wanted)
 
 
-def judged_attempt(store: Store, key: Attempt, wanted: Wanted) -> tuple[list[Rollout], Verdicts]:
-    """One attempt's batch, filled, with the attempt in it, and the verdicts on its transitions.
+def judged_attempt(store: Store, key: Attempt, wanted: Wanted) -> tuple[Rollout, list[Rollout], Verdicts]:
+    """One attempt, filled, those of its group that it is measured with, and the verdicts on its transitions.
 
     `wanted`: of its rollout.
     """
     _, needed = _attempts(store, wanted)
-    for part in _parts(needed, wanted):
-        if any(rollout.key == key for rollout in part):
-            filled = store.filled(part)
-            return filled, judge(filled, store.recorded(part), wanted)[key]
-    return [], {}
+    part = next(part for part in _parts(needed, wanted) if any(rollout.key == key for rollout in part))
+    filled, recorded = store.filled(part), store.recorded(part)
+    attempt = next(rollout for rollout in filled if rollout.key == key)
+    batches, _ = _batches(filled, recorded, wanted)
+    beside = {
+        member.key: member
+        for members in batches.values()
+        if any(member.key == key for member in members)
+        for member in members
+        if member.group == attempt.group
+    }
+    return attempt, list(beside.values()), judge(filled, recorded, wanted)[key]
 
 
 def _attempts(store: Store, wanted: Wanted) -> tuple[set[Attempt], list[Rollout]]:
@@ -164,46 +171,52 @@ def judge(
     rollouts: Sequence[Rollout], recorded: Mapping[tuple[str, str], Recorded], wanted: Wanted
 ) -> dict[Attempt, Verdicts]:
     """Per attempt, the verdicts on its transitions. `rollouts`: whole groups, filled. `recorded`: what steps did."""
-    rollouts = [wanted.choices.reward_set.weighed(rollout) for rollout in rollouts]
     verdicts: dict[Attempt, Verdicts] = {rollout.key: {} for rollout in rollouts}
-    batches: dict[tuple[str, str], list[Rollout]] = defaultdict(list)
-    died: list[Rollout] = []
-
-    def leave(rollout: Rollout, policy: str, reason: str) -> None:
+    batches, left = _batches(rollouts, recorded, wanted)
+    for rollout, policy, reason in left:
         for sample in samples_of([rollout], policy, wanted.choices, wanted.gate).all:
             key = policy, sample.transition.call.span_id
             verdicts[rollout.key][key] = _verdict(recorded.get(key), sample.credit, None, reason)
-
-    for rollout in rollouts:
-        policies = {call.policy for call in rollout.calls} - {""}
-        if reason := _not_looked_at(rollout, wanted.choices.penalized_statuses):
-            for policy in policies:
-                leave(rollout, policy, reason)
-            continue
-        for policy in policies:
-            spans = [rollout.own_span_id, *(call.span_id for call in rollout.calls)]
-            consumed = [recorded[policy, span] for span in spans if (policy, span) in recorded]
-            newest = max(consumed, key=lambda one: (one.step_started_ns, one.step_id), default=None)
-            batches[policy, newest.step_id if newest is not None else ""].append(rollout)
-        if not rollout.calls:
-            died.append(rollout)
-    for (policy, step), members in batches.items():
-        rewarded = {rollout.group for rollout in members if rollout.reward is not None}
-        taken = [rollout for rollout in members if rollout.group in rewarded]
-        for rollout in members:
-            if rollout.group not in rewarded:  # nobody was graded yet, so a penalty has nothing to be measured against
-                leave(rollout, policy, NO_REWARD)
-        taken += [
-            rollout
-            for rollout in died
-            if rollout.group in rewarded and _step_of(policy, rollout.own_span_id, recorded) == step
-        ]
-        for sample in samples_of(taken, policy, wanted.choices, wanted.gate).all:
+    for (policy, _), members in batches.items():
+        for sample in samples_of(members, policy, wanted.choices, wanted.gate).all:
             key = policy, sample.transition.call.span_id
             advantage = sample.advantage if wanted.advantages else None
             verdict = _verdict(recorded.get(key), sample.credit, advantage, sample.drop_reason)
             verdicts[sample.rollout][key] = replace(verdict, varies=wanted.advantages and _varies(sample))
     return verdicts
+
+
+_Batches = dict[tuple[str, str], list[Rollout]]
+"""Policy and step (empty: the next one) to the rollouts that it measures."""
+
+
+def _batches(
+    rollouts: Sequence[Rollout], recorded: Mapping[tuple[str, str], Recorded], wanted: Wanted
+) -> tuple[_Batches, list[tuple[Rollout, str, str]]]:
+    """The batches, and who is in none: of which policy, and why."""
+    called: _Batches = defaultdict(list)
+    died: list[Rollout] = []
+    left: list[tuple[Rollout, str, str]] = []
+    for rollout in map(wanted.choices.reward_set.weighed, rollouts):
+        policies = {call.policy for call in rollout.calls} - {""}
+        if reason := _not_looked_at(rollout, wanted.choices.penalized_statuses):
+            left += [(rollout, policy, reason) for policy in policies]
+            continue
+        for policy in policies:
+            spans = [rollout.own_span_id, *(call.span_id for call in rollout.calls)]
+            consumed = [recorded[policy, span] for span in spans if (policy, span) in recorded]
+            newest = max(consumed, key=lambda one: (one.step_started_ns, one.step_id), default=None)
+            called[policy, newest.step_id if newest is not None else ""].append(rollout)
+        if not rollout.calls:
+            died.append(rollout)
+    batches: _Batches = {}
+    for (policy, step), members in called.items():
+        rewarded = {rollout.group for rollout in members if rollout.reward is not None}
+        # Where nobody was graded yet, a penalty has nothing to be measured against.
+        left += [(rollout, policy, NO_REWARD) for rollout in members if rollout.group not in rewarded]
+        beside = [rollout for rollout in died if _step_of(policy, rollout.own_span_id, recorded) == step]
+        batches[policy, step] = [rollout for rollout in (*members, *beside) if rollout.group in rewarded]
+    return batches, left
 
 
 def _verdict(recorded: Recorded | None, credit: float, advantage: float | None, reason: str) -> Verdict:

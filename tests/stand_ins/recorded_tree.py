@@ -90,6 +90,13 @@ class RecordedTree:
         records.append(otlp.event(names.EVALUATION_EVENT, context, told))
         self._rewarded += 1
 
+    def move(self, span_id: bytes, under: bytes) -> None:
+        """Give a span another parent, such as one that began later."""
+        for resource in self._traces.resource_spans:
+            for span in resource.scope_spans[0].spans:
+                if span.span_id == span_id:
+                    span.parent_span_id = under
+
     def send(self, status: str = "succeeded", error_type: str | None = None) -> str:
         """All of it, ended by the launcher; the rollout's id, once SQL shows it."""
         ending = {names.ROLLOUT_STATUS: status, names.ROLLOUT_SPLIT: "train", names.ERROR_TYPE: error_type}

@@ -86,7 +86,7 @@ def test_it_is_drawn_for_a_person(agents: RecordedAgents, tree: tuple[str, dict[
         "│  ├─ tool calc, asked for by call 1 (by id), style +0.1",
         "│  ├─ tool search, asked for by call 1 (by order), FAILED ToolException",
         "└─ agent stray, speed +0.25",
-        "Rewards, 1.35 in all",
+        "Rewards, their sum is 1.35",
         "  style +0.1 on tool calc: reaches call 1",
         "  speed +0.25 on invoke_agent stray: reaches no call",
         "Credit (hierarchical, gamma 1), advantage (grpo) and verdict",
@@ -190,6 +190,21 @@ def test_names_cannot_move_the_cursor(agents: RecordedAgents) -> None:
     assert "tool ca\\rlc, asked for by no call, FAILED Tool\\x07Exception" in text
 
 
+def test_spans_whose_parents_go_in_a_circle_are_drawn(agents: RecordedAgents) -> None:
+    one = RecordedTree(agents)
+    first = one.agent("first")
+    second = one.agent("second", first)
+    one.tool("within", second)
+    one.move(first, second)
+    assert [line.lstrip("│├└─ ") for line in doctor(agents, "--rollout", one.send()).splitlines()[4:9]] == [
+        "rollout",
+        "agent first",
+        "agent second",
+        "tool within, asked for by no call",
+        "",
+    ]
+
+
 def test_what_a_step_did_is_told(world: World) -> None:
     agents = world.agents
     good, bad = agents.pair("one")
@@ -199,6 +214,10 @@ def test_what_a_step_did_is_told(world: World) -> None:
     assert all(call["used"] and call["advantage"] > 0 for call in found["calls"])
     assert found["group"]["rollouts"] == 2
     assert found["group"]["reward_mean"] == 0.5
+    with agents.together():  # a later step's, a held-out one, one without a reward: none of that step's
+        agents.pair("one")
+        agents.run("one", 1.0, split="eval")
+        agents.run("one", None)
     text = doctor(agents, "--rollout", bad)
     assert f"step {step.step_id} trained on it" in text
     assert f"Measured among 2 rollouts of task {agents.policy}.one: rewards 0.5 on average, deviation 0.7071" in text

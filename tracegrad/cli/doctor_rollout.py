@@ -133,7 +133,7 @@ def _rewards(found: "Explanation") -> Iterator[str]:
     if not found.rewards and not found.penalties:
         yield "No rewards: give some with `tracegrad reward`"
         return
-    yield f"Rewards, {found.rollout.reward or 0.0:g} in all"
+    yield f"Rewards, their sum is {found.rollout.reward or 0.0:g}"
     known = all(facts.shares is not None for facts in found.calls)
     for reward in found.rewards:
         weight = "" if reward.weight in (None, 1.0) else f" times {reward.weight:g}"

@@ -43,8 +43,9 @@ class _Tree:
         self._left_out = len(self._tree.spans) - len(shown)
         self._under: dict[str, list[str]] = defaultdict(list)
         for span_id in sorted(shown, key=lambda one: (self._tree.spans[one].started_ns, one)):
-            above = next((one for one in self._tree.ancestors(span_id) if one in shown), "")
-            self._under[above].append(span_id)
+            # Where parents go in a circle, those on it stand beside each other.
+            above = (one for one in self._tree.ancestors(span_id) if span_id not in self._tree.ancestors(one))
+            self._under[next((one for one in above if one in shown), "")].append(span_id)
 
     def lines(self) -> Iterator[str]:
         yield "Spans" + (f" (without {self._left_out} that are no agent's, tool's or call's)" if self._left_out else "")
