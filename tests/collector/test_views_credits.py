@@ -30,7 +30,7 @@ def own(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> 
     """A collector whose store has nothing but many random trees, since starting and asking cost more than they do."""
     with start(tmp_path_factory.mktemp("credits") / "store") as collector:
         trees = RandomTrees(collector, seed=5)
-        for _ in range(120):
+        for _ in range(200):
             trees.task(trees.random.choice([1, 2, 4]))
         trees.send()
         yield collector
@@ -105,16 +105,16 @@ def of_calls(recorder: Recorder, gamma: float, calls: list[Any], scheme: str) ->
     return [found[recorder.rollout_id, 0, "policy", call.span_id.hex()][scheme] for call in calls]
 
 
-def test_worked_example_3_discounted(collector: Any) -> None:
-    recorder = Recorder(collector)
+def test_worked_example_3_discounted(own: Any) -> None:
+    recorder = Recorder(own)
     calls = [recorder.call(RETRY_COUNT=0, RESPONSE_ID=None) for _ in range(3)]
     in_order(recorder, *calls)
     recorder.send(*calls, recorder.root_span(), recorder.reward(1.0, recorder.start))
     assert of_calls(recorder, 0.9, calls, "discounted") == pytest.approx([0.81, 0.9, 1.0], rel=1e-15)
 
 
-def test_worked_example_4_a_tools_reward_goes_to_the_call_that_asked(collector: Any) -> None:
-    recorder = Recorder(collector)
+def test_worked_example_4_a_tools_reward_goes_to_the_call_that_asked(own: Any) -> None:
+    recorder = Recorder(own)
     agent = recorder.agent("v", recorder.root.span_id)
     parts = [{"type": "tool_call", "id": "id", "name": "x", "arguments": {}}]
     asks = json.dumps([{"role": "assistant", "parts": parts}])
@@ -130,3 +130,22 @@ def test_worked_example_4_a_tools_reward_goes_to_the_call_that_asked(collector: 
     assert of_calls(recorder, 1, calls, "identical") == pytest.approx([1.1, 1.1], rel=1e-15)
     assert of_calls(recorder, 1, calls, "hierarchical") == pytest.approx([1.1, 1.0], rel=1e-15)
     assert of_calls(recorder, 1, calls, "step") == pytest.approx([0.1, 0.0], rel=1e-15)
+
+
+def test_in_a_shared_trace_only_an_own_agent_tells_whose_tool_it_is(own: Any) -> None:
+    first, second = Recorder(own), Recorder(own)
+    second.root = SpanContext.new(first.root.trace_id)
+    lost = SpanContext.new().span_id
+    agent = first.agent("v", lost)
+    calls = [first.call(above, RETRY_COUNT=0, RESPONSE_ID=None) for above in (agent.span_id, lost)]
+    tools = [
+        first.plain("execute_tool x", above, {names.OPERATION_NAME: "execute_tool"}) for above in (agent.span_id, lost)
+    ]
+    in_order(first, *calls, *tools)
+    rewards = [
+        first.reward(score, first.start, context=SpanContext(tool.trace_id, tool.span_id))
+        for score, tool in zip((1.0, 2.0), tools, strict=True)
+    ]
+    first.send(agent, *calls, *tools, first.root_span(), *rewards, second.call(lost), second.root_span())
+    # The second tool may as well be what the other attempt's call asked for.
+    assert of_calls(first, 1, calls, "step") == [1.0, 0.0]

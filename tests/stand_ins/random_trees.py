@@ -14,7 +14,7 @@ from tracegrad.otlp import SpanContext
 
 SCORES = (0.0, 0.1, 0.7, 1.0, 1.0, -0.25, 3.0)
 """No sum of them is 0 but for rounding: whether that is a signal would depend on the order of adding."""
-TOOL_CALL_IDS = ("call_0", "call_1", "call_2")
+TOOL_CALL_IDS = ("call_0", "call_1")
 """So few that they are not unique, as with engines that count from 0."""
 
 
@@ -46,7 +46,7 @@ class RandomTrees:
 
     def _attempt(self, recorder: Recorder, task: str, attempt: int) -> None:
         chance = self.random
-        if self._shared is not None and chance.random() < 0.1:
+        if self._shared is not None and chance.random() < 0.35:
             recorder.root = SpanContext.new(self._shared)
         self._shared = recorder.root.trace_id
         parents = [recorder.root.span_id, secrets.token_bytes(8)]  # the second is never delivered
@@ -55,7 +55,7 @@ class RandomTrees:
             parents.append(bytes(8))
         made: list[Span] = []
         for _ in range(chance.choice([0, 1, 4, 9, 16])):
-            for span in self._spans(recorder, task, attempt, chance.choice(parents[-6:] + parents[:1])):
+            for span in self._spans(recorder, task, attempt, chance.choice(parents[-6:] + parents[:2])):
                 parents.append(span.span_id)
                 made.append(span)
         if len(made) > 3 and chance.random() < 0.15:
@@ -63,17 +63,21 @@ class RandomTrees:
         if made and chance.random() < 0.2:
             made[-1].trace_id = secrets.token_bytes(16)  # somebody lost the trace on the way
         contexts += [SpanContext(span.trace_id, span.span_id) for span in made]
+        tools = [context for context, span in zip(contexts[2:], made, strict=True) if "tool" in span.name]
         if chance.random() < 0.85:
             status = chance.choice(["succeeded", "succeeded", "failed", "timeout"])
             split = chance.choice(["train"] * 6 + ["eval"])
-            root = recorder.root_span(status, attempt, TASK_ID=task or None, ROLLOUT_SPLIT=split)
+            told = {"OPERATION_NAME": "invoke_agent", "AGENT_NAME": "writer"} if chance.random() < 0.2 else {}
+            root = recorder.root_span(status, attempt, TASK_ID=task or None, ROLLOUT_SPLIT=split, **told)
+            if chance.random() < 0.2:
+                root.parent_span_id = parents[1]
             made.append(root)
         self.spans += [span for span in made if chance.random() < 0.97]
         self.spans += [span for span in made if chance.random() < 0.05]
         for number in range(chance.choice([0, 1, 1, 2, 4, 7])):
-            context = chance.choice([recorder.root, SpanContext(b"", b""), *contexts, *contexts])
-            told: dict[str, Any] = {} if not context.span_id or chance.random() < 0.7 else ANONYMOUS
-            values = {names.ROLLOUT_ATTEMPT: attempt} | told
+            context = chance.choice([recorder.root, SpanContext(b"", b""), *contexts, *contexts, *tools * 3])
+            named: dict[str, Any] = {} if not context.span_id or chance.random() < 0.7 else ANONYMOUS
+            values = {names.ROLLOUT_ATTEMPT: attempt} | named
             score = chance.choice(SCORES)
             self.rewards.append(recorder.reward(score, FAR_AHEAD + number, f"name {number % 3}", context, **values))
 
