@@ -90,7 +90,7 @@ def samples_of(rollouts: Iterable[Rollout], policy: str, choices: Choices, gate:
             transition,
             float(member.credits[index]),
             per_call[index],
-            gate.drop_reason(transition.call) or member.masked.get(transition.call.span_id, "") or reason,
+            member.masked.get(transition.call.span_id) or gate.drop_reason(transition.call) or reason,
         )
         for member, per_call, reason in zip(members, found.per_call, found.reasons, strict=True)
         for index, transition in enumerate(member.transitions)

@@ -178,3 +178,10 @@ def test_a_call_without_tokens_has_no_advantage_of_tokens(make_call: MakeCall) -
     ]
     found = samples_of(rollouts, "policy", choices(estimator="reinforce_plus_plus"), GATE)
     assert (found.all[0].advantage, found.all[0].drop_reason) == (0.0, "no_tokens")
+
+
+def test_what_a_policy_masks_is_no_failure_of_the_gate(make_call: MakeCall) -> None:
+    cut = make_call("a.1", 10, finish_reason="length", prompt_token_ids=np.zeros(101, np.int64))
+    rollouts = [rollout("a", [cut], {"a.root": 1.0}), rollout("b", [make_call("b.1", 1)], {"b.root": 0.0})]
+    assert credits(rollouts, choices({"truncation": "mask"}))["a.1"] == (1.0, "failed_truncation")
+    assert credits(rollouts, choices({"truncation": "keep"}))["a.1"] == (1.0, "too_long")
