@@ -63,7 +63,7 @@ def test_files_that_are_shipped_no_more_are_no_sign_of_a_newer_store(connection:
 
 
 def test_an_older_store_gets_the_views_of_today(tmp_path: Path) -> None:
-    """Views that were there before are made again, those that nothing uses any more are gone."""
+    """Views that were there before are made again."""
     older = tmp_path / "schema"
     older.mkdir()
     for number, file in Schema().shipped().items():

@@ -15,14 +15,22 @@ FROM (SELECT * FROM otel.train_samples FINAL) AS samples
 INNER JOIN (SELECT step_id, policy, started_at FROM otel.train_steps FINAL) AS steps ON steps.step_id = samples.step_id
 GROUP BY samples.rollout_id, samples.attempt, samples.span_id, steps.policy;
 
+-- One row is one attempt, how it went, and its `circle`: that of all that are measured together, its task's or its own.
+CREATE OR REPLACE VIEW otel.measured_attempts AS
+SELECT
+    rollout_id, attempt, task_id, status, split, reward, policies, n_calls,
+    if(task_id != '', concat('task ', task_id), concat('rollout ', rollout_id, ' ', toString(attempt))) AS circle,
+    split != 'eval' AND reward IS NOT NULL AND status IN ('succeeded', 'failed', 'timeout', 'running') AS is_looked_at
+FROM otel.rollout_outcomes;
+
 -- One row is one transition, as its task measures it, or one attempt of the policy that has none, whose span_id is empty: its
 -- return counts all the same. An attempt that died before its first call is of its task's policies. `n_members`, `has_signal`:
 -- of those measured together, attempts that a step would look at, because they are over, rewarded and not held out, and
 -- whether any two credits among them differ by more than rounding. The newest step that consumed any of an attempt parts it
--- from those that others did.
+-- from those that others did. A filter on the circle reads what is in it; hence credits on the left of their join.
 CREATE OR REPLACE VIEW otel.measured_transitions AS
 SELECT
-    rollout_id, attempt, policy, span_id, task_id, status, split, reward, credit,
+    rollout_id, attempt, policy, span_id, task_id, status, split, reward, credit, circle,
     uniqExactIf((rollout_id, attempt), is_looked_at) OVER members AS n_members,
     maxIf(credit, is_looked_at) OVER members - minIf(credit, is_looked_at) OVER members
         > 1e-12 * maxIf(abs(credit), is_looked_at) OVER members AS has_signal
@@ -33,24 +41,21 @@ FROM
         attempts.status AS status, attempts.split AS split, attempts.reward AS reward, attempts.circle AS circle,
         attempts.is_looked_at AS is_looked_at, attempts.step_id AS step_id, credits.span_id AS span_id,
         if(credits.span_id = '', ifNull(attempts.reward, 0), credits.hierarchical) AS credit
-    FROM
+    FROM otel.credits(gamma = 1) AS credits
+    RIGHT JOIN
     (
-        SELECT
-            attempts.*, consumed.step_id AS step_id
+        SELECT attempts.*, consumed.step_id AS step_id
         FROM
         (
-            SELECT
-                *,
-                arrayJoin(if(
-                    n_calls > 0, policies, arrayDistinct(arrayFlatten(groupArray(policies) OVER (PARTITION BY circle))))) AS policy
+            SELECT *, policy
             FROM
             (
                 SELECT
-                    rollout_id, attempt, task_id, status, split, reward, policies, n_calls,
-                    if(task_id != '', concat('task ', task_id), concat('rollout ', rollout_id, ' ', toString(attempt))) AS circle,
-                    split != 'eval' AND reward IS NOT NULL AND status IN ('succeeded', 'failed', 'timeout', 'running') AS is_looked_at
-                FROM otel.rollout_outcomes
+                    *,
+                    if(n_calls > 0, policies, arrayDistinct(arrayFlatten(groupArray(policies) OVER (PARTITION BY circle)))) AS known
+                FROM otel.measured_attempts
             )
+            ARRAY JOIN known AS policy
         ) AS attempts
         LEFT ANY JOIN
         (
@@ -61,7 +66,6 @@ FROM
             ON consumed.rollout_id = attempts.rollout_id AND consumed.attempt = attempts.attempt
                 AND consumed.policy = attempts.policy
     ) AS attempts
-    LEFT JOIN otel.credits(gamma = 1) AS credits
         ON credits.rollout_id = attempts.rollout_id AND credits.attempt = attempts.attempt AND credits.policy = attempts.policy
 )
 WINDOW members AS (PARTITION BY policy, step_id, circle);
@@ -143,7 +147,19 @@ FROM
                     PARTITION BY rollout_id, attempt, agent ORDER BY started_at, span_id
                     ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) AS is_first
             FROM otel.agent_steps AS steps
-            INNER ANY JOIN otel.measured_transitions AS measured
+            INNER ANY JOIN
+            (
+                -- The circles of the attempts that are asked for, and of these what is asked for.
+                SELECT
+                    wanted.rollout_id AS rollout_id, wanted.attempt AS attempt, measured.policy AS policy,
+                    measured.span_id AS span_id, measured.task_id AS task_id, measured.status AS status, measured.split AS split,
+                    measured.reward AS reward, measured.credit AS credit, measured.n_members AS n_members,
+                    measured.has_signal AS has_signal
+                FROM otel.measured_transitions AS measured
+                INNER JOIN (SELECT rollout_id, attempt, circle FROM otel.measured_attempts) AS wanted
+                    ON wanted.circle = measured.circle AND wanted.rollout_id = measured.rollout_id
+                        AND wanted.attempt = measured.attempt
+            ) AS measured
                 ON measured.rollout_id = steps.rollout_id AND measured.attempt = steps.attempt
                     AND measured.policy = steps.policy AND measured.span_id = steps.span_id
         )
@@ -156,6 +172,3 @@ LEFT ANY JOIN
 ) AS given ON given.rollout_id = calls.rollout_id AND given.attempt = calls.attempt AND given.span_id = calls.span_id
 LEFT ANY JOIN otel.consumed_spans AS consumed
     ON consumed.rollout_id = calls.rollout_id AND consumed.span_id = calls.span_id AND consumed.policy = calls.policy;
-
--- `measured_transitions` has taken its place.
-DROP VIEW IF EXISTS otel.measured_attempts;
