@@ -1,8 +1,10 @@
 """`credits` and `transitions`: what they say of any tree is what the trainer says of it."""
 
 import json
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -21,6 +23,8 @@ from trainer.tool_requests import tool_requests
 from trainer.transitions import transitions_of
 
 EVERYTHING = Since(0, untrained_only=False)
+STEP = "step_id job policy from_version to_version algorithm config metrics started_at ended_at"
+SAMPLE = "step_id span_id trace_id rollout_id attempt agent reward advantage n_tokens used drop_reason"
 Credits = dict[tuple[str, int, str, str], dict[str, float]]
 """Rollout id, attempt, policy and span id to the credit by each scheme."""
 
@@ -75,7 +79,30 @@ def test_random_trees_have_the_trainers_credits(own: Any, gamma: float) -> None:
     assert sum(number > 2 for number in differing) > 100, Counter(differing)
 
 
+def consume(collector: Any, seed: int) -> None:
+    """Steps take some attempts as wholes, as training does, some of them twice."""
+    chance, client = random.Random(seed), collector.client()
+    calls = read(collector, "SELECT rollout_id, attempt, policy, span_id FROM received_calls ORDER BY ALL")
+    attempts = sorted({(call["policy"], call["rollout_id"], call["attempt"]) for call in calls})
+    for number in range(6):
+        policy = chance.choice(attempts)[0]
+        taken = {attempt for attempt in attempts if attempt[0] == policy and chance.random() < 0.2}
+        step_id = f"{chance.random()}"
+        started = datetime(2030, 1, 1 + number, tzinfo=UTC)
+        step = [step_id, "job", policy, number, number + 1, "grpo", "{}", "{}", started, started]
+        client.insert("train_steps", [step], column_names=STEP.split())
+        samples = [
+            [step_id, call["span_id"], "t", call["rollout_id"], call["attempt"], "", 1.0, 0.5, 2, not reason, reason]
+            for call in calls
+            if (call["policy"], call["rollout_id"], call["attempt"]) in taken
+            for reason in [chance.choice(["", "", "stale"])]
+        ]
+        client.insert("train_samples", samples, column_names=SAMPLE.split())
+    client.close()
+
+
 def test_random_trees_have_the_trainers_verdicts(own: Any) -> None:
+    consume(own, seed=6)
     store = Store(own.clickhouse)
     columns = ("rollout_id", "attempt", "policy", "span_id", "reward", "used", "drop_reason")
     expected = {}
@@ -89,8 +116,13 @@ def test_random_trees_have_the_trainers_verdicts(own: Any) -> None:
         assert {name: row[name] for name in columns} == {name: line[name] for name in columns}
         assert row["credit"] == pytest.approx(line["credit"], rel=1e-12, abs=1e-12)
     reasons = Counter(row["drop_reason"] for row in rows)
-    met = {None, "eval", "no_reward", "running", "singleton_group", "no_signal", "aborted", "no_logprobs"}
+    met = {None, "eval", "no_reward", "running", "singleton_group", "no_signal", "aborted", "no_logprobs", "stale"}
     assert met <= reasons.keys(), reasons
+    # Asked for alone, it is measured with its task all the same.
+    measured = next(row["rollout_id"] for row in rows if row["drop_reason"] == "no_signal")
+    asked = f"SELECT {', '.join(columns)}, credit FROM transitions WHERE rollout_id = '{measured}' ORDER BY ALL"
+    alone = sorted((row for row in rows if row["rollout_id"] == measured), key=lambda row: [*row.values()][:4])
+    assert read(own, asked) == alone
 
 
 def in_order(recorder: Recorder, *spans: Any) -> None:
