@@ -33,6 +33,13 @@ def write_verl(lines: Iterable[Mapping[str, Any]], path: Path, metadata: Mapping
         raise InputError(
             f"verl trains one policy, and these are of {', '.join(sorted(policies))}: choose with --policy"
         )
+    unmeasured = [line for line in used if line["advantage"] is None]
+    if 0 < len(unmeasured) < len(used):
+        raise InputError(
+            f"{len(unmeasured)} of {len(used)} used transitions have no advantage by these choices, such as call "
+            f"{unmeasured[0]['span_id']}: a step trained on them by its job's. Give that job with --job, or "
+            "--no-advantage to let verl compute all"
+        )
     try:
         batch = data_proto(used, metadata)
     except ModuleNotFoundError as error:

@@ -28,6 +28,7 @@ from trainer.since import Since
 from trainer.store import Recorded, Store
 from trainer.transitions import Attempt, Transition, transitions_of
 
+CAME_LATE = "came_late"
 FINISHED = frozenset({"succeeded", "failed", "timeout"})
 GATE = Gate(
     max_prompt_tokens=EngineConfig.model_fields["max_prompt_tokens"].default,
@@ -177,11 +178,13 @@ def judge(
         for sample in samples_of([rollout], policy, wanted.choices, wanted.gate).all:
             key = policy, sample.transition.call.span_id
             verdicts[rollout.key][key] = _verdict(recorded.get(key), sample.credit, None, reason)
-    for (policy, _), members in batches.items():
+    for (policy, step), members in batches.items():
         for sample in samples_of(members, policy, wanted.choices, wanted.gate).all:
             key = policy, sample.transition.call.span_id
             advantage = sample.advantage if wanted.advantages else None
-            verdict = _verdict(recorded.get(key), sample.credit, advantage, sample.drop_reason)
+            # Jobs take an attempt once: what came after it was consumed is left.
+            reason = CAME_LATE if step and key not in recorded else sample.drop_reason
+            verdict = _verdict(recorded.get(key), sample.credit, advantage, reason)
             verdicts[sample.rollout][key] = replace(verdict, varies=wanted.advantages and _varies(sample))
     return verdicts
 

@@ -20,6 +20,7 @@ REASONS = {
     "no_reward": "its rollout has no reward that counts",
     "singleton_group": "its task has too few rollouts to be measured against",
     "no_signal": "all rollouts of its task did equally well",
+    "came_late": "a step had consumed its rollout before it arrived",
     "eval": "its rollout is held out",
     "running": "its rollout is not over, or has no reward yet",
     "lost": "nothing was heard of its rollout any more",

@@ -30,7 +30,7 @@ FROM otel.rollout_outcomes;
 -- from those that others did. A filter on the circle reads what is in it; hence credits on the left of their join.
 CREATE OR REPLACE VIEW otel.measured_transitions AS
 SELECT
-    rollout_id, attempt, policy, span_id, task_id, status, split, reward, credit, circle,
+    rollout_id, attempt, policy, span_id, task_id, status, split, reward, credit, circle, step_id,
     uniqExactIf((rollout_id, attempt), is_looked_at) OVER members AS n_members,
     maxIf(credit, is_looked_at) OVER members - minIf(credit, is_looked_at) OVER members
         > 1e-12 * maxIf(abs(credit), is_looked_at) OVER members AS has_signal
@@ -75,7 +75,7 @@ WINDOW members AS (PARTITION BY policy, step_id, circle);
 -- choices of one request share the next state, which is that of the request after. `reward`: what was given to this call;
 -- `credit`: hierarchical, undiscounted; `advantage`: of a step alone, so NULL. `next_span_id` is NULL and
 -- `next_prompt_token_ids` empty where `terminal`. `used` and `drop_reason` tell what the newest step did with it; where none
--- has, what a step with default limits would do as far as the store can tell, whose gate is `trainer/gate.py`.
+-- has, what a step with default limits would do (none takes a call that came after one consumed its attempt), as far as the store can tell, whose gate is `trainer/gate.py`.
 CREATE OR REPLACE VIEW otel.transitions AS
 WITH
     -- Of a sampling parameter its name, its JSON text, and its number: whether it leaves the distribution as it is.
@@ -113,6 +113,7 @@ WITH
         '') AS call_reason,
     multiIf(
         rollout_reason != '', rollout_reason,
+        calls.attempts_step_id != '', 'came_late',
         call_reason != '', call_reason,
         calls.n_members < 2, 'singleton_group',
         NOT ifNull(calls.has_signal, false), 'no_signal',
@@ -142,7 +143,7 @@ FROM
             SELECT
                 steps.*, measured.task_id AS task_id, measured.status AS status, measured.split AS split,
                 measured.reward AS reward, measured.credit AS credit, measured.n_members AS n_members,
-                measured.has_signal AS has_signal,
+                measured.has_signal AS has_signal, measured.step_id AS attempts_step_id,
                 response_id = '' OR response_id != lagInFrame(response_id) OVER (
                     PARTITION BY rollout_id, attempt, agent ORDER BY started_at, span_id
                     ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) AS is_first
@@ -154,7 +155,7 @@ FROM
                     wanted.rollout_id AS rollout_id, wanted.attempt AS attempt, measured.policy AS policy,
                     measured.span_id AS span_id, measured.task_id AS task_id, measured.status AS status, measured.split AS split,
                     measured.reward AS reward, measured.credit AS credit, measured.n_members AS n_members,
-                    measured.has_signal AS has_signal
+                    measured.has_signal AS has_signal, measured.step_id AS step_id
                 FROM otel.measured_transitions AS measured
                 INNER JOIN (SELECT rollout_id, attempt, circle FROM otel.measured_attempts) AS wanted
                     ON wanted.circle = measured.circle AND wanted.rollout_id = measured.rollout_id

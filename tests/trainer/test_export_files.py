@@ -196,6 +196,8 @@ def test_verl_needs_something_that_is_used_of_one_policy(tmp_path: Path) -> None
     first, *rest = lines()
     with pytest.raises(InputError, match="these are of other, policy: choose with --policy"):
         write_verl([first | {"policy": "other"}, *rest], tmp_path / "a", MADE)
+    with pytest.raises(InputError, match=r"1 of 4 used transitions have no advantage .* Give that job with --job"):
+        write_verl([first | {"advantage": None}, *lines()[1:4]], tmp_path / "c", MADE)
     write_verl([line | {"advantage": None} for line in rest], tmp_path / "b", MADE)
     from verl import DataProto
 

@@ -1,6 +1,7 @@
 """What `tracegrad transitions --job` and `train --dry-run` say is what the job does."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,20 @@ def test_nothing_chosen_is_said(world: World) -> None:
     assert done.exit_code == 0
     assert "no transition is chosen" in done.stderr
     assert done.stdout.split()[0] == "ROLLOUT"
+
+
+def test_a_call_that_came_after_its_rollout_was_consumed_is_left(world: World, tmp_path: Path) -> None:
+    job = tmp_path / "train.toml"
+    job.write_text(f'[data]\npolicy = "{world.agents.policy}"\n[engine]\nmodel = "{world.config.engine.model}"\n')
+    first, _ = world.agents.pair("one")
+    world.train()
+    world.agents.late_call(first, 5)
+    deadline = time.monotonic() + 30
+    while len(found := listed(world, job)) < 5:
+        assert time.monotonic() < deadline
+    late = {span for span in found if span not in {row["span_id"] for row in world.samples()}}
+    assert {(found[span]["used"], found[span]["drop_reason"]) for span in late} == {(False, "came_late")}
+    shown = world.sql("SELECT span_id, used, drop_reason FROM transitions WHERE rollout_id = {id:String}", id=first)
+    assert {row["span_id"]: (row["used"], row["drop_reason"]) for row in shown}[late.pop()] == (False, "came_late")
+    with pytest.raises(NothingToTrainError, match="2 already trained"):
+        world.train()

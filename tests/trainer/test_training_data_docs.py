@@ -28,7 +28,7 @@ SETTINGS = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
 SHOWN = re.findall(r"```text\n(.*?)```", TEXT, re.DOTALL)
 ROLLOUT = "5d1f0c3e9a7b2468"
 
-NOT_OF_ROWS = {"eval", "running", "lost", "singleton_group", "no_signal"}
+NOT_OF_ROWS = {"came_late", "eval", "running", "lost", "singleton_group", "no_signal"}
 """Reasons that say something of rollouts or groups, and nothing against a call."""
 
 Cli = Callable[..., Result]

@@ -96,7 +96,7 @@ def _head(found: "Explanation") -> Iterator[str]:
     yield printable(f"Rollout {rollout.rollout_id}, {which}: {rollout.status}{task}{held_out}")
     if found.error is not None:
         done = f": what a job does about it is to {found.action} it" if found.action else ""
-        yield f"Failed ({found.error}{f', {rollout.error_type}' if rollout.error_type else ''}){done}"
+        yield f"Failed ({found.error}{f', {short(rollout.error_type)}' if rollout.error_type else ''}){done}"
     group = found.group
     if group.rollouts > 1:
         yield (
