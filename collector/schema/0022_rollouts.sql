@@ -20,11 +20,12 @@ SELECT
 FROM otel.otel_logs
 WHERE EventName = 'gen_ai.evaluation.result' AND abs(EvaluationScore) <= 1e30;
 
--- One row is one span that names its rollout; one that was delivered twice may be there twice.
+-- One row is one span that names its rollout; one that was delivered twice may be there twice. A span without an id is none:
+-- else what was given to no span would be its.
 CREATE OR REPLACE VIEW otel.rollout_spans AS
 SELECT TraceId AS trace_id, SpanId AS span_id, RolloutId AS rollout_id, RolloutAttempt AS attempt
 FROM otel.otel_traces
-WHERE RolloutId != '';
+WHERE RolloutId != '' AND SpanId NOT IN ('', '0000000000000000');
 
 -- One row is one evaluation and the rollout that it belongs to, or several equal ones: that which the judged span names;
 -- failing that, the one that the evaluation names; failing that, its trace's; failing that, the trace is the rollout. Each way

@@ -80,6 +80,18 @@ def test_to_reward_a_rollout_is_to_reward_its_root_span(recorder: Recorder, no_s
     }
 
 
+@pytest.mark.parametrize("no_span", [SpanContext(b"", b""), SpanContext(bytes(16), bytes(8))])
+def test_a_span_without_an_id_takes_no_rewards_of_others(
+    recorder: Recorder, collector: Any, no_span: SpanContext
+) -> None:
+    nameless = Recorder(collector).call()
+    nameless.trace_id, nameless.span_id = no_span.trace_id, no_span.span_id
+    recorder.send(nameless)
+    recorder.send(recorder.root_span(), recorder.reward(0.5, START, context=no_span))
+    (row,) = recorder.rows("rollouts")
+    assert row["reward"] == 0.5
+
+
 def test_a_later_zero_for_the_rollout_replaces_the_one_on_its_root_span(recorder: Recorder) -> None:
     recorder.send(recorder.root_span(), recorder.reward(1.0, START))
     recorder.send(recorder.reward(0.0, START + 1, context=SpanContext(b"", b"")))

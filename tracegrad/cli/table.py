@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-LONGEST = 200
+LONGEST = 500
 """Characters of a cell that are shown: one wide cell widens its whole column."""
 
 
