@@ -204,7 +204,7 @@ async def two(harness_for: Any, fake: FakeVllm, other: FakeVllm) -> Harness:
 
 
 async def test_rollouts_are_sticky_however_they_are_named(two: Harness, fake: FakeVllm, other: FakeVllm) -> None:
-    for number in range(6):
+    for number in range(20):
         before = len(fake.requests), len(other.requests)
         for at, headers in [
             (f"/rollout/r{number}/v1", {}),
@@ -220,7 +220,7 @@ async def test_rollouts_are_sticky_however_they_are_named(two: Harness, fake: Fa
 
 
 async def test_a_rollout_known_by_its_trace_alone_is_sticky_too(two: Harness, fake: FakeVllm, other: FakeVllm) -> None:
-    for trace in range(1, 7):
+    for trace in range(1, 21):
         before = len(fake.requests), len(other.requests)
         for span in range(1, 4):
             assert (await two.chat({}, traceparent=f"00-{trace:032x}-{span:016x}-01")).status == 200
