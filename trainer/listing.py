@@ -111,7 +111,7 @@ def judged_attempt(store: Store, key: Attempt, wanted: Wanted) -> tuple[Rollout,
     part = next(part for part in _parts(needed, wanted) if any(rollout.key == key for rollout in part))
     filled, recorded = store.filled(part), store.recorded(part)
     attempt = next(rollout for rollout in filled if rollout.key == key)
-    batches, _ = _batches(filled, recorded, wanted)
+    batches, left = _batches(filled, recorded, wanted)
     beside = {
         member.key: member
         for members in batches.values()
@@ -119,7 +119,7 @@ def judged_attempt(store: Store, key: Attempt, wanted: Wanted) -> tuple[Rollout,
         for member in members
         if member.group == attempt.group
     }
-    return attempt, list(beside.values()), judge(filled, recorded, wanted)[key]
+    return attempt, list(beside.values()), _verdicts(filled, batches, left, recorded, wanted)[key]
 
 
 def _attempts(store: Store, wanted: Wanted) -> tuple[set[Attempt], list[Rollout]]:
@@ -172,8 +172,23 @@ def judge(
     rollouts: Sequence[Rollout], recorded: Mapping[tuple[str, str], Recorded], wanted: Wanted
 ) -> dict[Attempt, Verdicts]:
     """Per attempt, the verdicts on its transitions. `rollouts`: whole groups, filled. `recorded`: what steps did."""
+    return _verdicts(rollouts, *_batches(rollouts, recorded, wanted), recorded, wanted)
+
+
+_Batches = dict[tuple[str, str], list[Rollout]]
+"""Policy and step (empty: the next one) to the rollouts that it measures."""
+_Left = list[tuple[Rollout, str, str]]
+"""Who is in no batch: of which policy, and why."""
+
+
+def _verdicts(
+    rollouts: Sequence[Rollout],
+    batches: _Batches,
+    left: _Left,
+    recorded: Mapping[tuple[str, str], Recorded],
+    wanted: Wanted,
+) -> dict[Attempt, Verdicts]:
     verdicts: dict[Attempt, Verdicts] = {rollout.key: {} for rollout in rollouts}
-    batches, left = _batches(rollouts, recorded, wanted)
     for rollout, policy, reason in left:
         for sample in samples_of([rollout], policy, wanted.choices, wanted.gate).all:
             key = policy, sample.transition.call.span_id
@@ -189,17 +204,12 @@ def judge(
     return verdicts
 
 
-_Batches = dict[tuple[str, str], list[Rollout]]
-"""Policy and step (empty: the next one) to the rollouts that it measures."""
-
-
 def _batches(
     rollouts: Sequence[Rollout], recorded: Mapping[tuple[str, str], Recorded], wanted: Wanted
-) -> tuple[_Batches, list[tuple[Rollout, str, str]]]:
-    """The batches, and who is in none: of which policy, and why."""
+) -> tuple[_Batches, _Left]:
     called: _Batches = defaultdict(list)
     died: list[Rollout] = []
-    left: list[tuple[Rollout, str, str]] = []
+    left: _Left = []
     for rollout in map(wanted.choices.reward_set.weighed, rollouts):
         policies = {call.policy for call in rollout.calls} - {""}
         if reason := _not_looked_at(rollout, wanted.choices.penalized_statuses):
