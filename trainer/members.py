@@ -91,27 +91,26 @@ class Members:
         """Assign the rollout's credits; where it is out of everything, only say so of each transition."""
         rewards = dict(rollout.rewards)
         error, action = self._failure_of(rollout)
-        if action == "penalize":
-            _add(rewards, rollout.root_span_id, self._choices.penalty)
+        penalized = action == "penalize"
         selected = [
             item
             for item in transitions_of(rollout.calls, rewards)
             if item.call.policy == self._policy and self._choices.takes(item.call.agent)
         ]
-        if action == "drop" or not rewards:
+        if action == "drop" or not (rewards or penalized):
             self._leave_out(selected, f"{FAILED}{error}" if action == "drop" else NO_REWARD)
             return
         masked = {item.call.span_id: f"{FAILED}{error}" for item in selected if action == "mask"}
         tree = SpanTree(rollout.spans, rollout.root_span_id)
         requests = tool_requests(tree, rollout.calls, [item.call for item in selected])
         selected = self._without_failed_calls(rollout, selected, requests, rewards, masked)
-        if not rewards:
+        if not (rewards or penalized):
             self._leave_out(selected, NO_REWARD)
             return
-        if action == "penalize" and self._choices.scheme == "step" and selected:
-            # This scheme hears of no reward but the calls' own, and the last call is where it ended.
-            _add(rewards, rollout.root_span_id, -self._choices.penalty)
-            _add(rewards, selected[-1].call.span_id, self._choices.penalty)
+        if penalized:
+            # `step` hears of no reward but the calls' own, and the last call is where it ended.
+            on_call = self._choices.scheme == "step" and selected
+            _add(rewards, selected[-1].call.span_id if on_call else rollout.root_span_id, self._choices.penalty)
         execution = Execution(selected, rewards, tree, requests, self._choices.credit_gamma)
         credits = self._scheme(execution) if selected else np.array([execution.ret])
         self.all.append(Member(rollout, rollout.group, execution, selected, credits, masked))
